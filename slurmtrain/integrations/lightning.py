@@ -81,7 +81,11 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
         if trainer.global_step == self._loop.step:
             return  # it accumulates gradients, which no checkpoint holds
         self._loop.progress(trainer.global_step, _total_steps(trainer))
-        if not _is_last_step(trainer) and self._loop.stop_requested():
+        # Whether training ends by itself after the current step.
+        is_last = trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps
+        if trainer.is_last_batch and trainer.max_epochs not in (None, -1):
+            is_last = is_last or trainer.current_epoch + 1 >= trainer.max_epochs
+        if not is_last and self._loop.stop_requested():
             self._stop(trainer)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -154,14 +158,6 @@ def _total_steps(trainer: Trainer) -> int | None:
         return None  # each optimizer's steps count
     total = trainer.estimated_stepping_batches
     return int(total) if math.isfinite(total) and total >= 0 else None
-
-
-def _is_last_step(trainer: Trainer) -> bool:
-    """Whether training ends by itself after the current step."""
-    if trainer.max_steps != -1 and trainer.global_step >= trainer.max_steps:
-        return True
-    epochs = trainer.max_epochs
-    return bool(trainer.is_last_batch) and epochs not in (None, -1) and trainer.current_epoch + 1 >= epochs
 
 
 def _delete_earlier(directory: Path, step: int) -> None:

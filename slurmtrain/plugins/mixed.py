@@ -404,20 +404,17 @@ class Balancer:
         """What this rank tells the others, with its speed by its pace."""
         pace = self._expected
         if len(self._times) >= LEAST_TIMES and self._batch is not None:
-            pace = pace_of(self._times)
-            self._learn(self._batch[0], pace)
+            pace, samples = pace_of(self._times), self._batch[0]
+            if self._speed is not None and list(self._paces)[-1] == samples:
+                # All of the rank became slower or faster.
+                factor = pace.seconds / self._paces[samples].seconds
+                self._paces = {each: Pace(factor * old.seconds, old.error) for each, old in self._paces.items()}
+            self._paces.pop(samples, None)
+            self._paces[samples] = pace
+            self._speed = fit_speed(self._paces)
         # Microbatches hold what does not fit at once, if the script has any.
         has_microbatches = self._shares.at_once is not None
         return _Measured(self._speed, pace, self._batch, len(self._times), self._memory.most, has_microbatches)
-
-    def _learn(self, samples: int, pace: Pace) -> None:
-        if self._speed is not None and list(self._paces)[-1] == samples:
-            # All of the rank became slower or faster.
-            factor = pace.seconds / self._paces[samples].seconds
-            self._paces = {each: Pace(factor * old.seconds, old.error) for each, old in self._paces.items()}
-        self._paces.pop(samples, None)
-        self._paces[samples] = pace
-        self._speed = fit_speed(self._paces)
 
 
 class ComputeTime:
@@ -445,13 +442,28 @@ class ComputeTime:
     def begin(self) -> None:
         """Begin a step that is measured."""
         self._steps, self._step_began, self._has_gradients = [], None, None
-        if self._parameters:
-            self._hooks = [
-                register_multi_grad_hook(self._parameters, self._note_gradients),
-                register_optimizer_step_pre_hook(self._note_begin),
-                register_optimizer_step_post_hook(self._note_end),
-            ]
-            self._began = self._now()
+        if not self._parameters:
+            return
+
+        # Of several microbatches the last one counts; a step has no other gradients after it.
+        def note_gradients(_: object) -> None:
+            self._has_gradients = self._now()
+
+        # One optimizer's step may consist of another one's, as with zero1, and then wait for other ranks.
+        def note_begin(*_: object) -> None:
+            self._step_began = self._now()
+
+        def note_end(*_: object) -> None:
+            if self._step_began is not None:
+                self._steps.append((self._step_began, self._now()))
+                self._step_began = None
+
+        self._hooks = [
+            register_multi_grad_hook(self._parameters, note_gradients),
+            register_optimizer_step_pre_hook(note_begin),
+            register_optimizer_step_post_hook(note_end),
+        ]
+        self._began = self._now()
 
     def end(self) -> float | None:
         """End the step; returns its seconds. None: it was not measured, or had no backward pass."""
@@ -468,19 +480,6 @@ class ComputeTime:
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
-
-    # Of several microbatches the last one counts; a step has no other gradients after it.
-    def _note_gradients(self, _gradients: object) -> None:
-        self._has_gradients = self._now()
-
-    # One optimizer's step may consist of another one's, as with zero1, and then wait for other ranks.
-    def _note_begin(self, *_: object) -> None:
-        self._step_began = self._now()
-
-    def _note_end(self, *_: object) -> None:
-        if self._step_began is not None:
-            self._steps.append((self._step_began, self._now()))
-            self._step_began = None
 
     def _now(self) -> Any:
         if self._device.type != "cuda":

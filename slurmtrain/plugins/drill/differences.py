@@ -38,8 +38,15 @@ def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> Checkp
     try:
         spec = current_plan(workspace.root.run(first.id), first).spec.checkpoint
         if spec.glob is not None:
-            own = (_newest_external(workspace, run) for run in (first, second))
-            return _compare_external(*own, declared=spec.format)
+            own, other = (_newest_external(workspace, run) for run in (first, second))
+            if own.step != other.step:
+                steps = None if own.step is None or other.step is None else (own.step, other.step)
+                why = f"they are {own.path.name} and {other.path.name}"
+                return CheckpointComparison(identical=None, why=why, steps=steps)
+            method = "files" if own.format == OTHER.NAME else "tensors"
+            with _readable():
+                contents = (read_contents(each.path, spec.format) for each in (own, other))
+                return _compare_contents(*contents, method=method)
         return _compare_published(_newest_of_session(workspace, first), _newest_of_session(workspace, second))
     except (CheckpointError, PathError, OSError) as error:
         return CheckpointComparison(identical=None, why=str(error))
@@ -61,24 +68,6 @@ def _newest_external(workspace: Workspace, run: Run) -> external.ExternalCheckpo
     if checkpoint is None:
         raise CheckpointError(f"run {run.id} has left no checkpoint that checkpoint.glob matches")
     return checkpoint
-
-
-# --- checkpoints that the script itself saves -------------------------------------------------------------------------
-
-
-def _compare_external(
-    first: external.ExternalCheckpoint, second: external.ExternalCheckpoint, *, declared: str
-) -> CheckpointComparison:
-    """Compare checkpoints whose format is ``declared``, as in ``checkpoint.format``."""
-    if first.step != second.step:
-        why = f"they are {first.path.name} and {second.path.name}"
-        steps = None if first.step is None or second.step is None else (first.step, second.step)
-        return CheckpointComparison(identical=None, why=why, steps=steps)
-    method = "files" if first.format == OTHER.NAME else "tensors"
-    with _readable():
-        return _compare_contents(
-            read_contents(first.path, declared), read_contents(second.path, declared), method=method
-        )
 
 
 @contextlib.contextmanager
@@ -107,20 +96,12 @@ def _compare_published(first: Path, second: Path) -> CheckpointComparison:
     if manifest.step != other_manifest.step:
         steps = manifest.step, other_manifest.step
         return CheckpointComparison(identical=None, why=f"they are of steps {steps[0]} and {steps[1]}", steps=steps)
+    # What belongs to single ranks is compared only if there are as many.
     same_ranks = manifest.world_size == other_manifest.world_size
     # Equal hashes in the manifests save reading gigabytes. Different ones prove nothing: equal tensors may be pickled
     # differently.
     if same_ranks and manifest.files == other_manifest.files:
         return CheckpointComparison(identical=True, method="hashes")
-    return _compare_values(first, second, same_ranks=same_ranks)
-
-
-def _compare_values(first: Path, second: Path, *, same_ranks: bool) -> CheckpointComparison:
-    """Compare the contents of two checkpoints, one whole tensor at a time.
-
-    What belongs to single ranks is compared only if both have ``same_ranks``. Random number states are left out: a
-    script that draws no random numbers does not seed them, and they differ every time.
-    """
     from slurmtrain.runtime.checkpoint.torch_index import Index
 
     with _readable():
@@ -134,21 +115,16 @@ def _contents_of(index: Index, *, same_ranks: bool) -> Contents:
     others = [name for name in index.metadata.state_dict_metadata if name not in shapes]
     if not same_ranks:
         others = [name for name in others if not name.startswith(_OF_A_RANK)]
+
+    def value(name: str) -> Any:
+        # A script that draws no random numbers does not seed them, and they differ every time.
+        value = index.value(name)
+        return {key: item for key, item in value.items() if key != "rng"} if name.startswith(_OF_A_RANK) else value
+
     return {
-        **{name: partial(_read_tensor, index, name) for name in shapes},
-        **{name: partial(_value_without_rng, index, name) for name in sorted(others)},
+        **{name: partial(index.tensor, name) for name in shapes},
+        **{name: partial(value, name) for name in sorted(others)},
     }
-
-
-def _read_tensor(index: Index, name: str) -> Tensor:
-    tensors: dict[str, Tensor] = index.empty([name])
-    index.read(tensors)
-    return tensors[name]
-
-
-def _value_without_rng(index: Index, name: str) -> Any:
-    value = index.value(name)
-    return {key: item for key, item in value.items() if key != "rng"} if name.startswith(_OF_A_RANK) else value
 
 
 # --- contents, whatever the format ------------------------------------------------------------------------------------

@@ -41,7 +41,7 @@ from slurmtrain.plugins.drill.facts import (
     strike_moment,
     why_never,
 )
-from slurmtrain.plugins.drill.faults import SaveWatch, find_target, inject, inject_in_save
+from slurmtrain.plugins.drill.faults import find_target, inject, inject_in_save
 from slurmtrain.plugins.drill.judge import Findings, judge_baseline, judge_fault, not_hit_verdict, not_submitted_verdict
 from slurmtrain.plugins.drill.observations import RunObserver
 from slurmtrain.registry.rows import Listed
@@ -270,30 +270,24 @@ class _DrillRuns:
                 with contextlib.suppress(RunBusy):
                     try:
                         observer.note_processes(target)
-                        struck = self._strike(name, run, moment, observer, watch)
+                        if name == "save":
+                            injected = inject_in_save(self.workspace, run, watch, _SAVE_WAIT_S)
+                        else:
+                            injected = inject(self.workspace, run, name)
                     except SlurmDown as error:
                         return (
                             f"it could not be injected: {error}; it needs srun --overlap inside a job, and scancel "
                             "--signal: ask the site whether they are allowed"
                         )
-                    if struck:
-                        return ""
-                    continue
+                    # None while it waits for a save, and none has begun yet.
+                    if injected is None:
+                        continue
+                    observer.struck(replace(injected, moment=moment))
+                    self.say(f"{name}: {FAULTS[name].action}, {moment} ({injected.target})")
+                    return ""
             # A queued run may wait for hours; one that trains may soon be over.
             pause = FIRST_PAUSE_S if run.state == "running" else min(pause * 1.2, LAST_PAUSE_S)
             time.sleep(pause)
-
-    def _strike(self, name: str, run: Run, moment: str, observer: RunObserver, watch: SaveWatch) -> bool:
-        """Inject the fault; False if it waits for a save, and none has begun yet."""
-        if name == "save":
-            injected = inject_in_save(self.workspace, run, watch, _SAVE_WAIT_S)
-        else:
-            injected = inject(self.workspace, run, name)
-        if injected is None:
-            return False
-        observer.struck(replace(injected, moment=moment))
-        self.say(f"{name}: {FAULTS[name].action}, {moment} ({injected.target})")
-        return True
 
     def _grace(self, name: str) -> float:
         """Seconds that a stop for this fault may take: for a preemption the partition's GraceTime, else the default."""

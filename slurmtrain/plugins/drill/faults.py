@@ -139,7 +139,9 @@ def inject_in_save(workspace: Workspace, run: Run, watch: SaveWatch, timeout_s: 
                 groups = {target.hosts[n]: [-rank.pid for rank in ranks.values()] for n, ranks in target.ranks.items()}
                 _signal_on(target.attempt.job_id, groups, signal.SIGKILL)
                 hit = _describe_ranks(target)
-            _wait_for_death(processes)
+            killed_at = time.monotonic()
+            while any(process.alive() for process in processes) and time.monotonic() < killed_at + _DEATH_S:
+                time.sleep(_SAVE_POLL_S)
             attempt = target.attempt
             return InjectedFault(
                 fault="save", at=at, attempt=attempt.key, restarts=len(attempt.restarts), step=run.step, target=hit,
@@ -154,12 +156,6 @@ def _target_of(workspace: Workspace, run: Run) -> FaultTarget:
     if target is None or not target.complete:
         raise RunBusy(f"run {run.id} does not train, so there is nothing to hit")
     return target
-
-
-def _wait_for_death(processes: Sequence[Process]) -> None:
-    deadline = time.monotonic() + _DEATH_S
-    while any(process.alive() for process in processes) and time.monotonic() < deadline:
-        time.sleep(_SAVE_POLL_S)
 
 
 def _events_of_attempt(workspace: Workspace, run: Run, attempt: Attempt, cls: type[P]) -> list[Event[P]]:
@@ -324,7 +320,12 @@ class SaveWatch:
     def __init__(self, search: Search | None, checkpoints: Path) -> None:
         """``search``: where the script's own checkpoints are, if any; ``checkpoints``: the directory of the run's."""
         self._search = search
-        self._base = checkpoints if search is None else _fixed_part(search.pattern)
+        self._base = checkpoints
+        if search is not None:
+            # The directory that everything which matches the absolute pattern is below.
+            parts = Path(search.pattern).parts
+            magic = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
+            self._base = Path(*parts[:magic])
         self._before = self._list()
 
     def half_written(self, pids: Iterable[int] = ()) -> list[str]:
@@ -364,13 +365,6 @@ class SaveWatch:
 
     def _list(self) -> _Listing:
         return dict(_walk(str(self._base), _DEPTH, [_ENTRIES]))
-
-
-def _fixed_part(pattern: str) -> Path:
-    """The directory that everything which matches an absolute ``pattern`` is below."""
-    parts = Path(pattern).parts
-    magic = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts) - 1)
-    return Path(*parts[:magic])
 
 
 def _walk(directory: str, depth: int, left: list[int]) -> Iterator[tuple[str, tuple[int, int]]]:

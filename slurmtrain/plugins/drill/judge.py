@@ -421,7 +421,10 @@ def _judge_resume(facts: DrillFacts, resumed_at: float, findings: Findings) -> N
         findings.add(f"it was handed {name}, which was only half written", _RENAME)
         return
     handed = next((save.step for save in after.saves if save.path == after.resume_from), None)
-    first = _first_step_after(facts, resumed_at)
+    # The first step that the script reported after that, or saved.
+    reported = [(time, step) for steps in facts.steps.values() for time, step in steps if time >= resumed_at]
+    saved = sorted((each.saved_at, each.step) for each in after.saves if each.step is not None)
+    first = next((step for time, step in sorted(reported) or saved if time >= resumed_at), None)
     if handed is None and not facts.baseline.counts_steps:
         findings.notes.append(
             f"it was handed {name}; whether it resumed from it is unknown, since neither its checkpoints nor its "
@@ -434,15 +437,6 @@ def _judge_resume(facts: DrillFacts, resumed_at: float, findings: Findings) -> N
         )
     elif handed is not None and first is not None and first > handed:
         findings.notes.append(f"it resumed from {name}")
-
-
-def _first_step_after(facts: DrillFacts, at: float) -> int | None:
-    """The first step that the script reported, or saved, after ``at`` (seconds since 1970); None if unknown."""
-    reported = [(time, step) for steps in facts.steps.values() for time, step in steps if time >= at]
-    if reported:
-        return min(reported)[1]
-    saved = sorted((each.saved_at, each.step) for each in facts.aftermath.saves if each.step is not None)
-    return next((step for saved_at, step in saved if saved_at >= at), None)
 
 
 def _count_steps(count: int) -> str:

@@ -16,7 +16,7 @@ from slurmtrain.model.run.events.base import Event
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.drill.facts import FAULTS, Aftermath, Baseline, InjectedFault, OwnCheckpoint, Sighting
+from slurmtrain.plugins.drill.facts import FAULTS, Aftermath, Baseline, InjectedFault, Sighting
 from slurmtrain.plugins.drill.faults import FaultTarget, OwnCheckpoints, SaveWatch
 from slurmtrain.runtime.checkpoint.external import Search, format_of
 from slurmtrain.runtime.checkpoint.formats.untrusted_files import list_tree
@@ -88,7 +88,13 @@ class RunObserver:
     def note_processes(self, target: FaultTarget) -> None:
         """Remember the processes of the ranks, on this machine, that are about to be struck."""
         processes = dict.fromkeys(process for rank in target.all_ranks() for process in (rank, *descendants(rank)))
-        self._processes = [(process, _command_of(process)) for process in processes]
+        self._processes = []
+        for process in processes:
+            words = ""
+            with contextlib.suppress(OSError):
+                command = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ")
+                words = command.decode(errors="replace").strip()
+            self._processes.append((process, f"{words[:_COMMAND] or 'a process'} (pid {process.pid})"))
 
     def struck(self, injected: InjectedFault) -> None:
         """Take note of the fault."""
@@ -102,9 +108,14 @@ class RunObserver:
         saves = self._own.saves
         seconds = (run.ended_at or 0.0) - (run.started_at or 0.0)
         lines = sum(self._lines(attempt.key) for attempt in run.attempts)
-        return Baseline(
-            run=run, saves=saves, lines=lines, seconds=max(0.0, seconds), step_source=self._step_source(saves)
-        )
+        source = ""
+        if self._search is not None and saves:
+            source = "by checkpoint.step" if self._search.step is not None else "which is in its name"
+            with contextlib.suppress(CheckpointError, OSError):
+                tree = list_tree(Path(saves[-1].path))
+                if self._search.step is None and format_of(tree, self._search.format).step(tree) is not None:
+                    source = "which is inside it"
+        return Baseline(run=run, saves=saves, lines=lines, seconds=max(0.0, seconds), step_source=source)
 
     def incomplete(self) -> Sequence[str]:
         """What matches the pattern of the script's checkpoints, but is not complete."""
@@ -117,11 +128,16 @@ class RunObserver:
         assert injected is not None
         leftovers = self._leftovers(injected, workers.time if workers else math.inf)
         alive = self._alive() if self._survivors is None else self._survivors
+        dead_workers: list[str] = []
+        for path in sorted(self._directory.attempts.glob(f"{injected.attempt}/logs/rank-*.log")):
+            with contextlib.suppress(OSError):
+                reports = _DEAD_WORKER.finditer(read_readable(path)) if FAULTS[injected.fault].announced else ()
+                dead_workers += [match[0].decode(errors="replace") for match in reports]
         return Aftermath(
             exit_codes=self._exit_codes(injected),
             survivors=[*alive, *(name for each in leftovers for name in each.remaining)],
             leftovers=[name for each in leftovers for name in each.killed],
-            dead_workers=self._dead_workers(injected) if FAULTS[injected.fault].announced else (),
+            dead_workers=dead_workers,
             saves=self._own.saves,
             resume_from=workers.payload.resume_from if workers else None,
             resumed_at=workers.time if workers else None,
@@ -142,20 +158,13 @@ class RunObserver:
     def _directory(self) -> RunDir:
         return self._workspace.root.run(self.run_id)
 
-    def _step_source(self, saves: Sequence[OwnCheckpoint]) -> str:
-        """Where the step of the last checkpoint comes from."""
-        if self._search is None or not saves:
-            return ""
-        if self._search.step is not None:
-            return "by checkpoint.step"
-        with contextlib.suppress(CheckpointError, OSError):
-            tree = list_tree(Path(saves[-1].path))
-            if format_of(tree, self._search.format).step(tree) is not None:
-                return "which is inside it"
-        return "which is in its name"
-
     def _lines(self, key: str) -> int:
-        return sum(_count_lines(path) for path in self._directory.attempts.glob(f"{key}/logs/rank-*.log"))
+        count = 0
+        for path in self._directory.attempts.glob(f"{key}/logs/rank-*.log"):
+            with contextlib.suppress(OSError), open_readable(path) as file:
+                while chunk := file.read(_CHUNK):
+                    count += chunk.count(b"\n")
+        return count
 
     def _next_workers(self) -> Event[WorkersStarted] | None:
         """The first start of ranks after the fault."""
@@ -178,26 +187,3 @@ class RunObserver:
         """What had to be killed after the fault, before the next ranks started at ``until``."""
         events = self._workspace.store.events(self.run_id, LeftoversKilled)
         return [event.payload for event in events if injected.at <= event.time <= until]
-
-    def _dead_workers(self, injected: InjectedFault) -> list[str]:
-        reports = []
-        for path in sorted(self._directory.attempts.glob(f"{injected.attempt}/logs/rank-*.log")):
-            with contextlib.suppress(OSError):
-                reports += [match[0].decode(errors="replace") for match in _DEAD_WORKER.finditer(read_readable(path))]
-        return reports
-
-
-def _command_of(process: Process) -> str:
-    try:
-        words = Path(f"/proc/{process.pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace").strip()
-    except OSError:
-        words = ""
-    return f"{words[:_COMMAND] or 'a process'} (pid {process.pid})"
-
-
-def _count_lines(path: Path) -> int:
-    count = 0
-    with contextlib.suppress(OSError), open_readable(path) as file:
-        while chunk := file.read(_CHUNK):
-            count += chunk.count(b"\n")
-    return count

@@ -259,8 +259,13 @@ class Hierarchical(CommHook):
         self._buckets: SimpleQueue[tuple[Tensor, Future[Tensor]]] | None = None
         # A daemon, so that a rank that fails ends although the others do not answer any more.
         if not _has_nccl(device):
-            self._buckets = SimpleQueue()
-            Thread(target=self._reduce_all, args=(self._buckets,), name="slurmtrain-reduce", daemon=True).start()
+            buckets = self._buckets = SimpleQueue()
+
+            def reduce_in_order() -> None:
+                while True:
+                    self._settle(*buckets.get())
+
+            Thread(target=reduce_in_order, name="slurmtrain-reduce", daemon=True).start()
 
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """The future mean over ranks of the gradients in a ``bucket``, which changes."""
@@ -275,10 +280,6 @@ class Hierarchical(CommHook):
         else:
             self._buckets.put((buffer, future))
         return future
-
-    def _reduce_all(self, buckets: SimpleQueue[tuple[Tensor, Future[Tensor]]]) -> None:
-        while True:
-            self._settle(*buckets.get())
 
     def _settle(self, bucket: Tensor, future: Future[Tensor]) -> None:
         """Give the ``future`` of a ``bucket`` its value, or what went wrong."""

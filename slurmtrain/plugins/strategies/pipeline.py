@@ -143,7 +143,11 @@ class TorchPipeline(Pipeline):
             return torch.zeros(())
 
         self._loss_of = note
-        filled = [_filled(each, size * microbatches) for each in (*arguments, targets)]
+        filled = []
+        for each in (*arguments, targets):
+            lacking = size * microbatches - len(each)
+            more = [each[:1].expand(lacking, *each.shape[1:])] if lacking else []
+            filled.append(torch.cat([each, *more]) if more else each)
         self._apply(self._evaluation(microbatches, _shapes(filled)), filled[:-1], target=filled[-1])
         return torch.stack(sums).sum(0) if sums else None
 
@@ -163,9 +167,14 @@ class TorchPipeline(Pipeline):
         ]
         cls = get_schedule_class(self._schedule_spec.forward if evaluates else self._schedule_spec.name)
         of_rank = stages if issubclass(cls, PipelineScheduleMulti) else stages[0]
+
+        def loss(output: Any, target: Any) -> Tensor:
+            assert self._loss_of is not None
+            return self._loss_of(output, target)
+
         try:
             # Loss and not gradients are divided: there may be gradients of an earlier call.
-            schedule = cls(of_rank, microbatches, loss_fn=self._loss, scale_grads=False)
+            schedule = cls(of_rank, microbatches, loss_fn=loss, scale_grads=False)
         except ValueError as error:
             raise StrategyError(f"'strategy.schedule': {error}") from error
         for stage in stages:
@@ -174,19 +183,9 @@ class TorchPipeline(Pipeline):
         joined = "return_outputs" in inspect.signature(schedule.step).parameters
         return partial(schedule.eval if evaluates else schedule.step, **({"return_outputs": False} if joined else {}))
 
-    def _loss(self, output: Any, target: Any) -> Tensor:
-        assert self._loss_of is not None
-        return self._loss_of(output, target)
-
 
 def _shapes(arguments: Sequence[Any]) -> tuple[Any, ...]:
     return tuple(getattr(argument, "shape", None) for argument in arguments)
-
-
-def _filled(tensor: Tensor, rows: int) -> Tensor:
-    """A ``tensor`` extended to this many ``rows`` by repeating its first one."""
-    lacking = rows - len(tensor)
-    return torch.cat([tensor, tensor[:1].expand(lacking, *tensor.shape[1:])]) if lacking else tensor
 
 
 def _first(own: int, rows: int, value: Any) -> Any:
@@ -247,18 +246,10 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
             f"{type(model).__name__} does not say what its parts are: give it a method pipeline_parts() that returns "
             'the names of modules which are applied one after the other, such as ["embedding", "blocks.0", "head"]'
         )
-    for name in names:
+    for index, name in enumerate(names):
         if name not in modules:
             near = suggestion(str(name), modules)
             raise StrategyError(f"pipeline_parts() names {name!r}, and the model has no such module{near}")
-    _check_distinct(names)
-    _check_whole(model, names)
-    return {name: modules[name] for name in names}
-
-
-def _check_distinct(names: Sequence[str]) -> None:
-    """Raise StrategyError if a module is named twice, by itself or with one that it is in."""
-    for index, name in enumerate(names):
         if name in names[:index]:
             raise StrategyError(
                 f"pipeline_parts() names {name!r} twice: give the model a module of its own for each place"
@@ -269,6 +260,8 @@ def _check_distinct(names: Sequence[str]) -> None:
                 f"pipeline_parts() names {name!r}, which is in the part {outer!r}: it would be applied twice; name one "
                 "of them"
             )
+    _check_whole(model, names)
+    return {name: modules[name] for name in names}
 
 
 def _check_whole(model: nn.Module, names: Sequence[str]) -> None:
@@ -310,7 +303,17 @@ def stages_of(
             f"{ranks} processes: use a shorter pipeline ('strategy.mesh.pp'), or divide the model into more parts"
         )
     if spec.split:
-        begins = [0, *_split_at(names, spec.split, stages)]
+        for name in spec.split:
+            if name not in names:
+                raise StrategyError(
+                    f"'strategy.split' names {name!r}, which is no part of the model{suggestion(name, names)}"
+                )
+        begins = [0, *map(names.index, spec.split)]
+        if begins != sorted(set(begins)) or len(begins) != stages:
+            raise StrategyError(
+                f"'strategy.split' must name the first parts of the stages 2 to {stages}, in the model's order, which "
+                f"is {', '.join(names)}"
+            )
     else:
         begins = even_split([sum(each.numel() for each in part.parameters()) for part in parts.values()], stages)
     ends = [*begins[1:], len(names)]
@@ -322,18 +325,3 @@ def stages_of(
             )
     for index in schedule.stages_of(rank, ranks):
         yield index, names[begins[index] : ends[index]]
-
-
-def _split_at(names: Sequence[str], split: Sequence[str], stages: int) -> list[int]:
-    for name in split:
-        if name not in names:
-            raise StrategyError(
-                f"'strategy.split' names {name!r}, which is no part of the model{suggestion(name, names)}"
-            )
-    begins = [names.index(name) for name in split]
-    if begins != sorted(set(begins)) or begins[0] == 0 or len(begins) != stages - 1:
-        raise StrategyError(
-            f"'strategy.split' must name the first parts of the stages 2 to {stages}, in the model's order, which is "
-            f"{', '.join(names)}"
-        )
-    return begins

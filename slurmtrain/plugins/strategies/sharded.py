@@ -21,7 +21,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor.parallel import ParallelStyle
 
 from slurmtrain.errors import StrategyError
-from slurmtrain.model.experiment.strategy import FP32, FSDP, HSDP, ON_PARTS, SEQUENCE, MeshSpec, StrategySpec
+from slurmtrain.model.experiment.strategy import FP32, FSDP, HSDP, ON_PARTS, SEQUENCE, StrategySpec
 from slurmtrain.plugins.strategies import pipeline, tensor
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.passes import DTYPES, elements, of_classes, recompute
@@ -121,15 +121,14 @@ def _units_of(model: nn.Module, wrap: Sequence[str]) -> list[nn.Module]:
     """
     if wrap:
         return of_classes(model, wrap, "strategy.wrap")
-    own = [module for module in elements(model) if any(True for _ in module.parameters())]
-    return [module for module in own if not _shares_parameters(module, model)]
-
-
-def _shares_parameters(module: nn.Module, model: nn.Module) -> bool:
-    """Whether parameters of ``module`` are used elsewhere in the ``model`` too, so that it cannot be gathered alone."""
     everywhere = Counter(id(parameter) for _, parameter in model.named_parameters(remove_duplicate=False))
-    inside = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
-    return any(everywhere[parameter] > count for parameter, count in inside.items())
+    units = []
+    for module in elements(model):
+        inside = Counter(id(parameter) for _, parameter in module.named_parameters(remove_duplicate=False))
+        # What has parameters that are used elsewhere, too, cannot be gathered alone.
+        if inside and all(everywhere[parameter] == count for parameter, count in inside.items()):
+            units.append(module)
+    return units
 
 
 def _shard(
@@ -187,7 +186,16 @@ def _make_mesh(spec: StrategySpec, nodes: Sequence[int], device: torch.device) -
     if spec.name == FSDP:
         shape, names = [sizes.dp], [SHARD]
     elif spec.name == HSDP:
-        shape, names = _within_nodes(nodes, sizes)
+        per_node = _ranks_per_node(nodes, f"strategy: {HSDP}")
+        if per_node == len(nodes):
+            shape, names = [sizes.dp], [SHARD]
+        elif per_node % sizes.tp:
+            raise StrategyError(
+                f"'strategy.mesh': 'hsdp' shards within each node, whose {per_node} processes are not a multiple of "
+                f"tp {sizes.tp}"
+            )
+        else:
+            shape, names = [len(nodes) // per_node, per_node // sizes.tp], [REPLICATE, SHARD]
     else:
         # Shards of one rank: what is left is that gradients are reduced over the replicas.
         shape, names = [sizes.dp, 1], [REPLICATE, SHARD]
@@ -216,18 +224,6 @@ def across_nodes(nodes: Sequence[int], device: torch.device, key: str) -> Device
     if per_node in (1, len(nodes)):
         return None
     return DeviceMesh(device.type, torch.arange(len(nodes)).view(-1, per_node), mesh_dim_names=(REPLICATE, SHARD))
-
-
-def _within_nodes(nodes: Sequence[int], sizes: MeshSpec) -> tuple[list[int], list[str]]:
-    per_node = _ranks_per_node(nodes, f"strategy: {HSDP}")
-    if per_node == len(nodes):
-        return [sizes.dp], [SHARD]
-    if per_node % sizes.tp:
-        raise StrategyError(
-            f"'strategy.mesh': 'hsdp' shards within each node, whose {per_node} processes are not a multiple of "
-            f"tp {sizes.tp}"
-        )
-    return [len(nodes) // per_node, per_node // sizes.tp], [REPLICATE, SHARD]
 
 
 def _ranks_per_node(nodes: Sequence[int], key: str) -> int:

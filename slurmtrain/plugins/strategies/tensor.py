@@ -320,8 +320,18 @@ def check_first_inputs(module: nn.Module, mesh: DeviceMesh, problem: str) -> Non
         hook.remove()
         gathered: list[Any] = [None] * mesh.size()
         dist.all_gather_object(gathered, _input_samples((args, options)), group=mesh.get_group())
-        if not all(_are_same(samples, gathered[0]) for samples in gathered[1:]):
-            raise StrategyError(problem)
+        first = gathered[0]
+        for others in gathered[1:]:
+            kinds = [[(shape, numbers.dtype) for shape, numbers in each] for each in (first, others)]
+            if kinds[0] != kinds[1]:
+                raise StrategyError(problem)
+            for (_, numbers), (_, other) in zip(first, others, strict=True):
+                is_close = torch.equal(numbers, other)
+                if not is_close and numbers.is_floating_point():
+                    largest = float(torch.maximum(numbers.abs(), other.abs()).max())
+                    is_close = torch.allclose(numbers, other, rtol=0, atol=_ROUNDING * largest)
+                if not is_close:
+                    raise StrategyError(problem)
 
     hook = module.register_forward_pre_hook(compare, prepend=True, with_kwargs=True)
 
@@ -340,16 +350,3 @@ def _input_samples(inputs: Any) -> list[tuple[tuple[int, ...], Tensor]]:
 
     map_tree(sample, inputs)
     return samples
-
-
-def _are_same(samples: list[tuple[tuple[int, ...], Tensor]], others: list[tuple[tuple[int, ...], Tensor]]) -> bool:
-    if [(shape, numbers.dtype) for shape, numbers in samples] != [(shape, numbers.dtype) for shape, numbers in others]:
-        return False
-    return all(_are_close(numbers, other) for (_, numbers), (_, other) in zip(samples, others, strict=True))
-
-
-def _are_close(numbers: Tensor, other: Tensor) -> bool:
-    if not numbers.is_floating_point() or not numbers.numel():
-        return torch.equal(numbers, other)
-    largest = float(torch.maximum(numbers.abs(), other.abs()).max())
-    return torch.allclose(numbers, other, rtol=0, atol=_ROUNDING * largest)

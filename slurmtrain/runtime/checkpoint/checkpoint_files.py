@@ -135,9 +135,11 @@ def read_manifest(directory: Path) -> Manifest:
         raise CheckpointError(f"{directory / MANIFEST} is not what was written")
     try:
         # Its hash says that the values are what was written.
-        listed = {
-            _plain_name(name): (int(file["bytes"]), str(file["xxh3_128"])) for name, file in data["files"].items()
-        }
+        listed = {name: (int(file["bytes"]), str(file["xxh3_128"])) for name, file in data["files"].items()}
+        for name in listed:
+            # It would lead out of the directory.
+            if Path(name).name != name or name == MANIFEST:
+                raise ValueError(f"{name!r} is not the name of a checkpoint's file")
         values = {each.name: data[each.name] for each in fields(Manifest) if each.name != "files"}
         return Manifest(**values, files=listed)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -151,30 +153,17 @@ def _digest(plain: Mapping[str, Any]) -> str:
     return hasher.hexdigest()
 
 
-def _plain_name(name: str) -> str:
-    """The name of a checkpoint's file. Raises ValueError for a name that would lead out of its directory."""
-    if Path(name).name != name or name == MANIFEST:
-        raise ValueError(f"{name!r} is not the name of a checkpoint's file")
-    return name
-
-
 def published(checkpoints: Path) -> list[Path]:
     """Directories that have a manifest and are not somebody else's, newest step first."""
     checkpoints_by_step = []
     with contextlib.suppress(OSError):
         for entry in os.scandir(checkpoints):
             step = checkpoint_step(entry.name)
-            if step is not None and _has_own_manifest(checkpoints / entry.name):
-                checkpoints_by_step.append((step, checkpoints / entry.name))
+            if step is not None:
+                with contextlib.suppress(OSError, UntrustedPath):
+                    check_owner((checkpoints / entry.name / MANIFEST).stat(), checkpoints / entry.name)
+                    checkpoints_by_step.append((step, checkpoints / entry.name))
     return [path for _, path in sorted(checkpoints_by_step, reverse=True)]
-
-
-def _has_own_manifest(directory: Path) -> bool:
-    try:
-        check_owner((directory / MANIFEST).stat(), directory)
-    except (OSError, UntrustedPath):
-        return False
-    return True
 
 
 def newest_published(checkpoints: Path) -> Path | None:
@@ -370,7 +359,12 @@ def disposable_checkpoints(checkpoints: Path, keep: KeepSpec) -> list[Disposable
     paths = published(checkpoints)
     if not paths:
         return []
-    saved = [Saved(_step_in_path(path), _metrics_of(path)) for path in paths]
+    saved = []
+    for path in paths:
+        metrics: Mapping[str, float] = {}
+        with contextlib.suppress(CheckpointError):
+            metrics = read_manifest(path).metrics
+        saved.append(Saved(_step_in_path(path), metrics))
     by_step = {_step_in_path(path): path for path in paths}
     newest = max(by_step)
     gone = [
@@ -388,12 +382,6 @@ def _step_in_path(path: Path) -> int:
     step = checkpoint_step(path.name)
     assert step is not None
     return step
-
-
-def _metrics_of(path: Path) -> Mapping[str, float]:
-    with contextlib.suppress(CheckpointError):
-        return read_manifest(path).metrics
-    return {}
 
 
 # --- the checkpoint that a run begins with, which another run has saved -----------------------------------------------

@@ -195,13 +195,18 @@ class Restorer:
         """Load what ranks share; returns the index, and what to say if the rest does not fit."""
         index = self._together(lambda: Index(directory), _Unreadable, "its index cannot be read")
         unfit = f"{directory} does not fit what the script registered"
-        shared = self._read_shared(index, manifest)
+        split = is_split(manifest)
+        # Small values of all ranks: rank 0 reads them for the others.
+        reads = self._ranks.rank == 0 or not split
+        work = partial(read_shared, index, manifest) if reads else dict[str, Any]
+        shared: dict[str, Any] = self._together(work, _Unreadable, "its values cannot be read")
+        shared = self._ranks.broadcast(shared) if split else shared
         targets = self._together(lambda: self._targets(index, manifest, shared), CheckpointError, unfit)
         tensors = self._together(self._comparison(index, targets), CheckpointError, unfit)
         try:
             index.read(tensors, self._ranks.group)
         except CheckpointException as error:
-            raise _Unreadable(f"it cannot be read: {_describe_failure(error)}") from error
+            raise _Unreadable(f"it cannot be read: {_failure_in_words(error)}") from error
         own_names = self._own_names(manifest)
         self._together(lambda: self._objects.load(tensors, shared, own_names), CheckpointError, unfit)
         return index, unfit
@@ -213,20 +218,11 @@ class Restorer:
         try:
             result.append(work())
         except Exception as raised:  # noqa: BLE001 (a state may raise anything, and the other ranks are waiting)
-            error = _describe_failure(raised)
+            error = _failure_in_words(raised)
         errors = [text for text in self._ranks.gather(error) if text]
         if errors:
             raise failure(f"{problem}: {errors[0]}")
         return result[0]
-
-    def _read_shared(self, index: Index, manifest: checkpoint_files.Manifest) -> dict[str, Any]:
-        """The state that all ranks share; of objects that were split over ranks, all parts."""
-        split = is_split(manifest)
-        # Small values of all ranks: rank 0 reads them for the others.
-        reads = self._ranks.rank == 0 or not split
-        work = partial(read_shared, index, manifest) if reads else dict[str, Any]
-        shared: dict[str, Any] = self._together(work, _Unreadable, "its values cannot be read")
-        return self._ranks.broadcast(shared) if split else shared
 
     def _targets(self, index: Index, manifest: checkpoint_files.Manifest, shared: Mapping[str, Any]) -> dict[str, Any]:
         """The tensors of this rank. Raises CheckpointError if its objects differ from the checkpoint's."""
@@ -347,7 +343,7 @@ def _saved_step(directory: Path) -> int:
     return step
 
 
-def _describe_failure(problem: BaseException) -> str:
+def _failure_in_words(problem: BaseException) -> str:
     if isinstance(problem, CheckpointError):
         return str(problem)
     if isinstance(problem, OSError):
@@ -447,17 +443,13 @@ class Checkpointer:
         """
         # The save in progress comes first: there is one save at a time, and its cost decides when the next one pays.
         self._end(self._saver.advance(agreed))
-        if agreed.save:
-            self._begin_due(step, agreed.save.why, metrics)
-        else:
+        if not agreed.save:
             self._prepare()
-
-    def _begin_due(self, step: int, why: str, metrics: Mapping[str, Any]) -> None:
-        """Save this step while training continues, after waiting for any save still in progress."""
+            return
         self._end(self._saver.finish(stalls=True))
         if step == self.saved_step:
             return
-        problem = self._begin(_save_info(step, why, metrics, self._schedule.take_request()))
+        problem = self._begin(_save_info(step, agreed.save.why, metrics, self._schedule.take_request()))
         self._schedule.began()
         if problem:
             self._warn(step, problem)
@@ -551,11 +543,19 @@ class Schedule:
 
     def due(self, step: int) -> SaveReason:
         """Why to save now, after ``step`` finished steps; NONE if nothing is due."""
-        if self._is_requested():
+        now = time.monotonic()
+        if now - self._looked_at >= _LOOK_S:
+            self._looked_at = now
+            stamp = self._stamp_of_request()
+            if stamp != self._stamp:
+                self._stamp = stamp
+                with contextlib.suppress(PathError):
+                    self._request = (read_json(self._run.request) or {}).get("request")
+        if self._request is not None:
             return SaveReason.REQUESTED
         if self._choice is None:
             return SaveReason.NONE
-        since_save_s = time.monotonic() - self._saved_at
+        since_save_s = now - self._saved_at
         if not self._every.is_due(SaveMoment(step=step, since_save_s=since_save_s, optimum_s=self._choice.seconds)):
             return SaveReason.NONE
         return SaveReason.STEPS if isinstance(self._every, EverySteps) else SaveReason.INTERVAL
@@ -589,17 +589,6 @@ class Schedule:
         """The id of the request that the next save answers, returned only once."""
         request, self._request = self._request, None
         return request
-
-    def _is_requested(self) -> bool:
-        now = time.monotonic()
-        if now - self._looked_at >= _LOOK_S:
-            self._looked_at = now
-            stamp = self._stamp_of_request()
-            if stamp != self._stamp:
-                self._stamp = stamp
-                with contextlib.suppress(PathError):
-                    self._request = (read_json(self._run.request) or {}).get("request")
-        return self._request is not None
 
     def _stamp_of_request(self) -> tuple[int, int] | None:
         """The request file's inode and modification time (ns), which change when the file is replaced."""

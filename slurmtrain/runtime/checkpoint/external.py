@@ -118,8 +118,12 @@ def step_by_key(tree: FileTree, names: Sequence[str]) -> int | None:
     """
     for name in sorted(tree.sizes):
         with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError):
-            step = _as_number(_value_under(_read_dictionary(tree.path / name, name or tree.path.name), names))
-            if step is not None:
+            value = _value_under(_read_dictionary(tree.path / name, name or tree.path.name), names)
+            # It may be written as text, as all metadata of safetensors is, or as a whole floating-point number.
+            if isinstance(value, str) and value.isdecimal():
+                return int(value)
+            whole = isinstance(value, float) and value.is_integer()
+            if (step := as_step(int(value) if whole else value)) is not None:
                 return step
     return None
 
@@ -141,13 +145,6 @@ def _value_under(value: Any, names: Sequence[str]) -> Any:
         if inner is not None:
             return inner if count == len(names) else _value_under(inner, names[count:])
     return None
-
-
-def _as_number(value: Any) -> int | None:
-    """A step that may be written as text, as all metadata of safetensors is, or as a whole floating-point number."""
-    if isinstance(value, str) and value.isdecimal():
-        return int(value)
-    return as_step(int(value) if isinstance(value, float) and value.is_integer() else value)
 
 
 # A file up to this size is read whole.
@@ -175,23 +172,19 @@ def fingerprint(tree: FileTree) -> str:
     for name in sorted(tree.sizes):
         size = tree.sizes[name]
         hasher.update(f"{name}\0{size}\0".encode())
+        path = tree.path / name
         if size <= _SMALL:
-            hasher.update(read_readable(tree.path / name))
-        else:
-            _add_large(hasher, tree, name, size)
+            hasher.update(read_readable(path))
+            continue
+        with open_readable(path) as file:
+            for offset, length in _places(tree, name, size):
+                # Offsets in a file that is not whole, or that somebody forged, may be any number.
+                file.seek(min(max(0, offset), size))
+                hasher.update(file.read(length))
+        with contextlib.suppress(CheckpointError):
+            if is_archive(path):
+                hasher.update(directory_of_archive(path))
     return hasher.hexdigest()
-
-
-def _add_large(hasher: Any, tree: FileTree, name: str, size: int) -> None:
-    path = tree.path / name
-    with open_readable(path) as file:
-        for offset, length in _places(tree, name, size):
-            # Offsets in a file that is not whole, or that somebody forged, may be any number.
-            file.seek(min(max(0, offset), size))
-            hasher.update(file.read(length))
-    with contextlib.suppress(CheckpointError):
-        if is_archive(path):
-            hasher.update(directory_of_archive(path))
 
 
 def _places(tree: FileTree, name: str, size: int) -> Iterator[tuple[int, int]]:
@@ -201,27 +194,18 @@ def _places(tree: FileTree, name: str, size: int) -> Iterator[tuple[int, int]]:
     for number in range(_SAMPLES):
         yield size * (2 * number + 1) // (2 * _SAMPLES), _SAMPLE_BYTES
     if name.endswith(".safetensors"):
-        yield from _tensor_places(tree.path / name)
-    with contextlib.suppress(CheckpointError):
-        yield from _item_places(tree, name)
-
-
-def _tensor_places(path: Path) -> Iterator[tuple[int, int]]:
-    header, begin = read_header(path)
-    with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError):
-        entries = [entry for name, entry in (header or {}).items() if name != METADATA]
-        for entry in _spread_evenly(entries):
-            yield begin + int(entry["data_offsets"][0]), _TENSOR_BYTES
-
-
-def _item_places(tree: FileTree, name: str) -> Iterator[tuple[int, int]]:
-    """The ends of tensors in a file of torch.distributed.checkpoint: each is an archive, which ends with checksums."""
+        header, begin = read_header(tree.path / name)
+        with contextlib.suppress(TypeError, LookupError, AttributeError, ValueError):
+            entries = [entry for key, entry in (header or {}).items() if key != METADATA]
+            for entry in _spread_evenly(entries):
+                yield begin + int(entry["data_offsets"][0]), _TENSOR_BYTES
     folder, _, last = name.rpartition("/")
     place = tree.below(folder) if folder else tree
-    if not is_dcp(place) or INDEX not in place.top:
-        return
-    for item in _spread_evenly([item for item in read_items(place) if item.file == last]):
-        yield max(0, item.offset + item.length - 4 * _TENSOR_BYTES), 4 * _TENSOR_BYTES
+    if is_dcp(place) and INDEX in place.top:
+        # The ends of tensors: each is an archive, which ends with checksums.
+        with contextlib.suppress(CheckpointError):
+            for item in _spread_evenly([item for item in read_items(place) if item.file == last]):
+                yield max(0, item.offset + item.length - 4 * _TENSOR_BYTES), 4 * _TENSOR_BYTES
 
 
 def _spread_evenly(entries: list[Any]) -> list[Any]:
@@ -243,21 +227,14 @@ def find_damage(tree: FileTree) -> Iterator[str]:
             yield f"{name or tree.path.name}: {problem}"
     for folder in ("", *sorted({name.rpartition("/")[0] for name in tree.sizes if "/" in name})):
         part = tree.below(folder) if folder else tree
-        if INDEX in part.top:
-            yield from _damaged_items(part)
-
-
-def _damaged_items(tree: FileTree) -> Iterator[str]:
-    """The items of a directory of torch.distributed.checkpoint that differ from what was written."""
-    try:
-        items = read_items(tree)
-    except CheckpointError as error:
-        yield str(error)
-        return
-    for item in items:
-        problem = checksum_problem(io.BytesIO(read_item(tree, item)))
-        if problem:
-            yield f"{item.name} in {item.file}: {problem}"
+        try:
+            items = read_items(part) if INDEX in part.top else []
+        except CheckpointError as error:
+            yield str(error)
+            continue
+        for item in items:
+            if problem := checksum_problem(io.BytesIO(read_item(part, item))):
+                yield f"{item.name} in {item.file}: {problem}"
 
 
 # Formats of directories that contain files of simpler formats: a directory whose save has only begun looks like a
@@ -288,12 +265,26 @@ class Search:
         spec = plan.spec.checkpoint
         assert spec.glob is not None
         began_at = run.plan.stat().st_mtime if run.plan.exists() else math.inf
+        # Relative to the run's own copy of its code, unless that has but a link for it.
+        base = plan.working_directory(run.code)
+        if "/" in spec.glob and (base / spec.glob.partition("/")[0]).is_symlink():
+            base = Path(plan.workdir)
+        # Each submission may have had another number of ranks.
+        plans = [plan]
+        for path in run.submissions.glob("*/plan.json"):
+            with contextlib.suppress(PathError):
+                plans += filter(None, [read_plan(path)])
+        ranks = []
+        for each in plans:
+            least = each.spec.resources.ranks_on(range(each.spec.resources.nodes.min))
+            # Of a launcher that the command calls, only the number of nodes is certain.
+            ranks.append(least.world_size if each.spec.launcher in (None, RANKS) else len(least.counts))
         return cls(
-            pattern=absolute(spec.glob, str(_pattern_base(spec.glob, plan, run)), run),
+            pattern=absolute(spec.glob, str(base), run),
             format=spec.format,
             step=spec.step,
             since=since,
-            ranks=min(map(_least_ranks, [plan, *_earlier_plans(run)])),
+            ranks=min(ranks),
             began_at=began_at,
             run=run,
         )
@@ -327,27 +318,6 @@ class ExternalCheckpoint:
         return None
 
 
-def _pattern_base(pattern: str, plan: Plan, run: RunDir) -> Path:
-    """What a pattern is relative to: not the run's own copy of its code where that has but a link for it."""
-    copy = plan.working_directory(run.code)
-    return Path(plan.workdir) if "/" in pattern and (copy / pattern.partition("/")[0]).is_symlink() else copy
-
-
-def _least_ranks(plan: Plan) -> int:
-    """The least number of ranks; of a launcher that the command calls, only the number of nodes is certain."""
-    resources = plan.spec.resources
-    least = resources.ranks_on(range(resources.nodes.min))
-    return least.world_size if plan.spec.launcher in (None, RANKS) else len(least.counts)
-
-
-def _earlier_plans(run: RunDir) -> Iterator[Plan]:
-    """The plans of the run's submissions; each may have had another number of ranks."""
-    for path in run.submissions.glob("*/plan.json"):
-        with contextlib.suppress(PathError):
-            if (plan := read_plan(path)) is not None:
-                yield plan
-
-
 def absolute(pattern: str, workdir: str, run: RunDir) -> str:
     """The ``pattern`` of a spec, which is relative to ``workdir``, as an absolute pattern.
 
@@ -368,29 +338,23 @@ def find_checkpoints(search: Search) -> list[ExternalCheckpoint]:
 
     A step that none tells is the one that was logged last when it was saved, which says nothing about their order.
     """
-    matches = _in_order(search)
-    for position, each in enumerate(matches):
+    candidates = [_judge(search, each) for each in _with_neighbours(search, list(_matching_candidates(search)))]
+    checkpoints = [_with_step(search, each) for each in _compare_files(candidates)]
+    checkpoints = [each for each in checkpoints if search.since is None or each.saved_at >= search.since]
+    complete = [each for each in checkpoints if each.complete]
+    # If all complete ones have a step, the highest is the newest; or else, if all their names have a number, the
+    # highest of these, since clocks of nodes differ; otherwise the one that was written to last.
+    if all(each.step is not None for each in complete):
+        checkpoints.sort(key=lambda each: (each.step or 0, each.saved_at), reverse=True)
+    elif all(last_number(each.path.name) is not None for each in complete):
+        checkpoints.sort(key=lambda each: (last_number(each.path.name) or 0, each.saved_at), reverse=True)
+    else:
+        checkpoints.sort(key=lambda each: each.saved_at, reverse=True)
+    for position, each in enumerate(checkpoints):
         if each.step is None and each.complete and search.run is not None:
             step = logged_step(search.run, each.saved_at)
-            matches[position] = each if step is None else replace(each, step=step, step_from=FROM_LOG)
-    return matches
-
-
-def _in_order(search: Search) -> list[ExternalCheckpoint]:
-    """The checkpoints, the newest first.
-
-    If all complete ones have a step, the highest is the newest; or else, if all their names have a number, the highest
-    of these, since clocks of nodes differ; otherwise the one that was written to last.
-    """
-    candidates = [_judge(search, each) for each in _with_neighbours(search, list(_matching(search)))]
-    matches = [_as_checkpoint(search, each) for each in _compare_files(candidates)]
-    checkpoints = [each for each in matches if search.since is None or each.saved_at >= search.since]
-    complete = [each for each in checkpoints if each.complete]
-    if all(each.step is not None for each in complete):
-        return sorted(checkpoints, key=lambda each: (each.step or 0, each.saved_at), reverse=True)
-    if all(last_number(each.path.name) is not None for each in complete):
-        return sorted(checkpoints, key=lambda each: (last_number(each.path.name) or 0, each.saved_at), reverse=True)
-    return sorted(checkpoints, key=lambda each: each.saved_at, reverse=True)
+            checkpoints[position] = each if step is None else replace(each, step=step, step_from=FROM_LOG)
+    return checkpoints
 
 
 @dataclass(frozen=True, slots=True)
@@ -400,23 +364,20 @@ class _Candidate:
     problem: str | None = None
 
 
-def _matching(search: Search) -> Iterator[_Candidate]:
+def _matching_candidates(search: Search) -> Iterator[_Candidate]:
     for name in glob.glob(search.pattern, recursive=True):  # noqa: PTH207 (pathlib takes no absolute patterns)
         path = Path(name)
         # What cannot be read is gone, or leads nowhere.
         with contextlib.suppress(OSError):
-            if not is_unfinished(path.name):
-                yield from _with_tags(search, list_tree(path))
-
-
-def _with_tags(search: Search, tree: FileTree) -> Iterator[_Candidate]:
-    """A candidate, or the tags in a directory of DeepSpeed."""
-    recognized = format_of(tree, search.format)
-    if isinstance(recognized, DeepSpeed) and not is_tag(tree):
-        for tag in tags_in(tree):
-            yield _Candidate(tree.below(tag), recognized)
-    elif tree.sizes:
-        yield _Candidate(tree, recognized)
+            if is_unfinished(path.name):
+                continue
+            tree = list_tree(path)
+            recognized = format_of(tree, search.format)
+            if isinstance(recognized, DeepSpeed) and not is_tag(tree):
+                for tag in tags_in(tree):
+                    yield _Candidate(tree.below(tag), recognized)
+            elif tree.sizes:
+                yield _Candidate(tree, recognized)
 
 
 def _with_neighbours(search: Search, candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
@@ -461,7 +422,7 @@ def _compare_files(candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
         yield replace(each, problem=f"{min(missing)} is missing, which the others have") if missing else each
 
 
-def _as_checkpoint(search: Search, candidate: _Candidate) -> ExternalCheckpoint:
+def _with_step(search: Search, candidate: _Candidate) -> ExternalCheckpoint:
     tree = candidate.tree
     return ExternalCheckpoint(
         path=tree.path,

@@ -144,24 +144,20 @@ class Publisher:
                 self.take(self._writer.ask("prune", **self._prune_order(), missing=missing))
             except WriterGone as error:
                 return str(error)
-            self._warn_of_quota(needed)
+            used, quota = self._used_bytes(), self._policy.quota
+            if used is not None and quota is not None and used + needed > quota and not self._warned:
+                self._warned = True
+                _log.warning(
+                    "checkpoint.quota is %s; %s are used, one more checkpoint takes %s, and nothing else may be "
+                    "deleted", in_gb(quota), in_gb(used), in_gb(needed),
+                )  # fmt: skip
+                self._write(QuotaExceeded(bytes=needed, taken_bytes=used, quota=quota))
         free = self._free()
         if needed <= free:
             return ""
         return without_aliases(
             f"it needs {in_gb(needed)}, and {in_gb(free)} are free in {self._attempt.run.checkpoints}"
         )
-
-    def _warn_of_quota(self, needed: int) -> None:
-        used, quota = self._used_bytes(), self._policy.quota
-        if used is None or quota is None or used + needed <= quota or self._warned:
-            return
-        self._warned = True
-        _log.warning(
-            "checkpoint.quota is %s; %s are used, one more checkpoint takes %s, and nothing else may be deleted",
-            in_gb(quota), in_gb(used), in_gb(needed),
-        )  # fmt: skip
-        self._write(QuotaExceeded(bytes=needed, taken_bytes=used, quota=quota))
 
     def _used_bytes(self) -> int | None:
         """How many bytes this run's checkpoints take; None if there is no quota."""
@@ -431,7 +427,16 @@ class Saver:
                 f"a state_dict contains a value that cannot be saved: {_first_words(error)}"
             ) from error
         if not self._proved:
-            _prove_loadable(buffer)
+            # At the first save, not at the first resume.
+            buffer.seek(0)
+            try:
+                # Not to the device "meta": from 2.15 on torch reads the indices of sparse tensors, to validate them.
+                torch.load(buffer, map_location="cpu", weights_only=True)
+            except Exception as error:
+                raise CheckpointError(
+                    "a state_dict contains a value that cannot be loaded with weights_only=True; it may contain "
+                    f"tensors, numbers, text, lists and dicts: {_first_words(error)}"
+                ) from error
         return buffer.getvalue()
 
     def _raise_if_final(self, captured: _CapturedState) -> str:
@@ -610,19 +615,6 @@ def _problems_by_rank(problems: list[str]) -> str:
 def _put(memory: torch.Tensor, start: int, content: bytes) -> None:
     if content:
         memory[start : start + len(content)] = torch.frombuffer(bytearray(content), dtype=torch.uint8)
-
-
-def _prove_loadable(buffer: io.BytesIO) -> None:
-    """Detect at the first save, not at the first resume, that a state cannot be loaded safely."""
-    buffer.seek(0)
-    try:
-        # Not to the device "meta": from 2.15 on torch reads the indices of sparse tensors, to validate them.
-        torch.load(buffer, map_location="cpu", weights_only=True)
-    except Exception as error:
-        raise CheckpointError(
-            "a state_dict contains a value that cannot be loaded with weights_only=True; it may contain tensors, "
-            f"numbers, text, lists and dicts: {_first_words(error)}"
-        ) from error
 
 
 def _first_words(error: Exception) -> str:

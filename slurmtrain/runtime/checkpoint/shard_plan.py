@@ -134,23 +134,18 @@ def check_replicas(samples: Sequence[Sequence[Sample]]) -> None:
     for rank, own in enumerate(samples):
         for each in own:
             other, earlier = first.setdefault((each.name, each.where), (rank, each))
-            if earlier is not each and _are_different(earlier, each):
+            # Biases and the like are equal at first, and then differ by all that they have learned.
+            differ = (earlier.shape, earlier.size) != (each.shape, each.size)
+            if not differ and len(each.shape) > 1:
+                distance = sum((a - b) ** 2 for a, b in zip(earlier.values, each.values, strict=True))
+                length = max(sum(a * a for a in earlier.values), sum(b * b for b in each.values))
+                differ = distance > _DIFFERENT**2 * length
+            if differ:
                 raise CheckpointError(
                     f"{each.name!r} {DIFFERENT_REPLICAS} {other} and {rank}: each trains a model of its own; "
                     "model = run.parallelize(model), or DistributedDataParallel (DDP), keeps replicas equal, and parts "
                     "of a model, such as the stages of a pipeline, need names that are unique in the whole model"
                 )
-
-
-def _are_different(first: Sample, second: Sample) -> bool:
-    if (first.shape, first.size) != (second.shape, second.size):
-        return True
-    # Biases and the like are equal at first, and then differ by all that they have learned.
-    if len(first.shape) < 2:
-        return False
-    distance = sum((a - b) ** 2 for a, b in zip(first.values, second.values, strict=True))
-    length = max(sum(a * a for a in first.values), sum(b * b for b in second.values))
-    return distance > _DIFFERENT**2 * length
 
 
 # --- who writes what --------------------------------------------------------------------------------------------------
@@ -211,19 +206,26 @@ class Sharding:
         self._planner.set_up_planner(dict(state), is_coordinator=ranks.rank == 0)
         local_plan = self._planner.create_local_plan()
         samples = _replica_samples(local_plan.items, state, parameters) if ranks.world_size > 1 else []
-        local_plan, _ = ranks.at_first((local_plan, samples), self._share_out)
-        places, end = _lay_out(local_plan.items, self._planner)
+
+        def share_out(proposals: list[tuple[SavePlan, list[Sample]]]) -> list[tuple[SavePlan, list[Sample]]]:
+            # What is the same on all ranks goes to one rank each, balanced by size.
+            check_replicas([samples for _, samples in proposals])
+            shared, self._metadata = self._planner.create_global_plan([plan for plan, _ in proposals])
+            return [(plan, []) for plan in shared]
+
+        local_plan, _ = ranks.at_first((local_plan, samples), share_out)
+        places, end = list[TensorSlot](), 0
+        for item in local_plan.items:
+            if item.type is not WriteItemType.BYTE_IO:
+                value = self._planner.lookup_object(item.index)
+                place = TensorSlot(item, torch_frame(value.dtype, value.shape), -(-end // _ALIGNMENT) * _ALIGNMENT)
+                end = place.start + place.frame.length
+                places.append(place)
         fixed = {place.item.index: _info(ranks.rank, place.start, place.frame.length) for place in places}
         parts = ranks.gather((fixed, end))
         self._fixed = {index: info for infos, _ in parts for index, info in infos.items()}
         self._layout = RankLayout(places, end, sum(size for _, size in parts))
         self._signature = _signature(state)
-
-    def _share_out(self, proposals: list[tuple[SavePlan, list[Sample]]]) -> list[tuple[SavePlan, list[Sample]]]:
-        """Assign, on rank 0, what is the same on all ranks to one rank each, balanced by size."""
-        check_replicas([samples for _, samples in proposals])
-        shared, self._metadata = self._planner.create_global_plan([plan for plan, _ in proposals])
-        return [(plan, []) for plan in shared]
 
     @property
     def layout(self) -> RankLayout:
@@ -284,26 +286,16 @@ def _info(rank: int, start: int, length: int) -> StorageInfo:
     return storage_info(file_name(rank), start, length)
 
 
-def _lay_out(items: Sequence[WriteItem], planner: DefaultSavePlanner) -> tuple[list[TensorSlot], int]:
-    places, end = [], 0
-    for item in items:
-        if item.type is not WriteItemType.BYTE_IO:
-            value = planner.lookup_object(item.index)
-            place = TensorSlot(item, torch_frame(value.dtype, value.shape), -(-end // _ALIGNMENT) * _ALIGNMENT)
-            end = place.start + place.frame.length
-            places.append(place)
-    return places, end
-
-
 def _signature(state: Mapping[str, Any]) -> list[tuple[Any, ...]]:
-    return [(name, *_shape(value)) for name, value in state.items()]
-
-
-def _shape(value: Any) -> tuple[Any, ...]:
-    if isinstance(value, DTensor):
-        local = value.to_local()
-        return (value.shape, local.shape, value.dtype, value.placements, value.device_mesh)
-    return (value.shape, value.dtype) if isinstance(value, torch.Tensor) else ()
+    """What a plan depends on."""
+    signature: list[tuple[Any, ...]] = []
+    for name, value in state.items():
+        if isinstance(value, DTensor):
+            local = value.to_local()
+            signature.append((name, value.shape, local.shape, value.dtype, value.placements, value.device_mesh))
+        else:
+            signature.append((name, value.shape, value.dtype) if isinstance(value, torch.Tensor) else (name,))
+    return signature
 
 
 # --- objects that are divided over ranks ------------------------------------------------------------------------------
@@ -359,7 +351,14 @@ class SplitObjects:
         ranks have given the same name to objects of different kinds.
         """
         covered = coverage(shared)
-        gathered = self._ranks.gather(({**covered, **_digests(shared)}, dict(kinds)))
+        digests = {}
+        for name, state in shared.items():
+            # Neither a module's nor a named optimizer's.
+            if not _is_part(state):
+                buffer = io.BytesIO()
+                torch.save(state, buffer)
+                digests[name] = xxhash.xxh64_intdigest(buffer.getbuffer())
+        gathered = self._ranks.gather(({**covered, **digests}, dict(kinds)))
         self.kinds = {}
         for rank, (_, own_kinds) in enumerate(gathered):
             for name, kind in own_kinds.items():
@@ -378,17 +377,6 @@ def coverage(shared: Mapping[str, Any]) -> dict[str, int]:
     return {
         name: xxhash.xxh64_intdigest("\n".join(sorted(_names_in(state))).encode()) for name, state in shared.items()
     }
-
-
-def _digests(shared: Mapping[str, Any]) -> dict[str, int]:
-    """A hash of the state of each object that is not a module or a named optimizer."""
-    digests = {}
-    for name, state in shared.items():
-        if not _is_part(state):
-            buffer = io.BytesIO()
-            torch.save(state, buffer)
-            digests[name] = xxhash.xxh64_intdigest(buffer.getbuffer())
-    return digests
 
 
 def _names_in(state: Any) -> Iterable[str]:
@@ -463,23 +451,20 @@ def _merge_parts(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[st
         merged[MORE] = first.get(MORE, second.get(MORE))
     # If the optimizer has a state on any rank, it has one.
     key = GROUPS if GROUPS in first or GROUPS in second else OPTIONS
-    groups = [list(part.get(GROUPS, part.get(OPTIONS, ()))) for part in (first, second)]
-    if any(groups):
-        merged[key] = _merge_groups(*groups)
-    return merged
-
-
-def _merge_groups(first: Sequence[Mapping[str, Any]], second: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Groups with the same options become one."""
-    merged = [{**group, _PARAMETERS: list(group.get(_PARAMETERS, ()))} for group in first]
-    before = {name for group in merged for name in group[_PARAMETERS]}
-    for group in second:
+    first_groups, second_groups = (list(part.get(GROUPS, part.get(OPTIONS, ()))) for part in (first, second))
+    if not first_groups and not second_groups:
+        return merged
+    # Groups with the same options become one.
+    groups = [{**group, _PARAMETERS: list(group.get(_PARAMETERS, ()))} for group in first_groups]
+    before = {name for group in groups for name in group[_PARAMETERS]}
+    for group in second_groups:
         new = [name for name in group.get(_PARAMETERS, ()) if name not in before]
-        alike = next((each for each in merged if equal(group_options(each), group_options(group))), None)
+        alike = next((each for each in groups if equal(group_options(each), group_options(group))), None)
         if alike is not None:
             alike[_PARAMETERS] += new
         elif new:
-            merged.append({**group, _PARAMETERS: new})
+            groups.append({**group, _PARAMETERS: new})
+    merged[key] = groups
     return merged
 
 

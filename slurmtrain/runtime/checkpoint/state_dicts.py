@@ -74,7 +74,13 @@ class Attributes:
 
     def state_dict(self) -> dict[str, Any]:
         """The attributes as plain values. Raises TypeError if one cannot be saved."""
-        attributes = _attributes(self._object)
+        attributes = self._object.__getstate__() if _tells_its_state(self._object) else None
+        if not isinstance(attributes, dict):
+            slots = [name for each in type(self._object).__mro__ for name in getattr(each, "__slots__", ())]
+            attributes = {
+                **getattr(self._object, "__dict__", {}),
+                **{name: getattr(self._object, name) for name in slots if hasattr(self._object, name)},
+            }
         return {
             name: self._plain(f".{name}", value)
             for name, value in attributes.items()
@@ -90,8 +96,13 @@ class Attributes:
         for name, value in values.items():
             if not isinstance(getattr(self._object, name, None), dist.ProcessGroup):
                 setattr(self._object, name, value)
-        if hasattr(self._object, "start_powerSGD_iter"):
-            _skip_a_step(self._object)
+        hook: Any = self._object
+        # A restored PowerSGDState compresses nothing in its first step: its errors belong to buckets of gradients.
+        # Until its first backward pass, DistributedDataParallel has other buckets than it had when these were saved, or
+        # has the parameters in another order in them.
+        has_errors = hasattr(hook, "start_powerSGD_iter") and (hook.error_dict or hook.p_memory_dict)
+        if has_errors and hook.iter >= hook.start_powerSGD_iter:
+            hook.iter = hook.start_powerSGD_iter - 1
 
     def _plain(self, place: str, value: Any) -> Any:
         if value is None or isinstance(value, bool | int | float | str):
@@ -105,38 +116,20 @@ class Attributes:
             return type(value)(self._plain(f"{place}[{index}]", item) for index, item in enumerate(value))
         if isinstance(value, dict) and all(isinstance(key, str | int) for key in value):
             return {key: self._plain(f"{place}[{key!r}]", item) for key, item in value.items()}
-        marked = _marked_value(value)
-        if marked is None:
-            kind = type(self._object).__name__
-            raise TypeError(
-                f"{self._name!r} ({kind}) has no state_dict() and load_state_dict(), and its attribute {place[1:]} "
-                f"({type(value).__name__}) is neither a tensor nor a plain value"
-            )
-        return marked
-
-
-def _attributes(obj: object) -> dict[str, Any]:
-    """An object's attributes: the state that it returns itself, if that is a dict; else all that are set."""
-    state = obj.__getstate__() if _tells_its_state(obj) else None
-    if isinstance(state, dict):
-        return state
-    slots = [name for each in type(obj).__mro__ for name in getattr(each, "__slots__", ())]
-    return {**getattr(obj, "__dict__", {}), **{name: getattr(obj, name) for name in slots if hasattr(obj, name)}}
+        kind = f"{type(value).__module__}.{type(value).__qualname__}"
+        if kind == "numpy.random.mtrand.RandomState":
+            return {_MARK: _GENERATOR, "value": rng.numpy_state(value)}
+        if kind == "numpy.ndarray" and value.dtype.kind in "biufc":
+            return {_MARK: _ARRAY, "value": torch.from_numpy(value.copy())}
+        raise TypeError(
+            f"{self._name!r} ({type(self._object).__name__}) has no state_dict() and load_state_dict(), and its "
+            f"attribute {place[1:]} ({type(value).__name__}) is neither a tensor nor a plain value"
+        )
 
 
 def _tells_its_state(obj: object) -> bool:
     """Whether the object has a method for that; torch's own warn about process groups each time."""
     return type(obj).__getstate__ is not object.__getstate__ and not type(obj).__module__.startswith("torch.")
-
-
-def _marked_value(value: Any) -> dict[str, Any] | None:
-    """A generator or an array of NumPy as plain values; None for anything else."""
-    kind = f"{type(value).__module__}.{type(value).__qualname__}"
-    if kind == "numpy.random.mtrand.RandomState":
-        return {_MARK: _GENERATOR, "value": rng.numpy_state(value)}
-    if kind == "numpy.ndarray" and value.dtype.kind in "biufc":
-        return {_MARK: _ARRAY, "value": torch.from_numpy(value.copy())}
-    return None
 
 
 def _restored_value(plain: Any) -> Any:
@@ -157,16 +150,6 @@ def _restored_value(plain: Any) -> Any:
         rng.set_numpy_state(generator, plain["value"])
         return generator
     return {key: _restored_value(value) for key, value in plain.items()}
-
-
-def _skip_a_step(state: Any) -> None:
-    """Let a restored PowerSGDState compress nothing in its first step.
-
-    Its errors belong to buckets of gradients. Until its first backward pass, DistributedDataParallel has other buckets
-    than it had when these were saved, or has the parameters in another order in them.
-    """
-    if state.iter >= state.start_powerSGD_iter and (state.error_dict or state.p_memory_dict):
-        state.iter = state.start_powerSGD_iter - 1
 
 
 # Importing it compiles a dozen optimizers: only scripts that use it have done so.
@@ -296,11 +279,14 @@ class Objects:
                 except KeyError as error:
                     raise TypeError(f"a module cannot be registered as {name!r}; call it something else") from error
         parameters = {id(parameter) for parameter in self._modules.parameters()}
-        self._optimizers = {
-            name: obj
-            for name, obj in self._all.items()
-            if isinstance(obj, torch.optim.Optimizer) and _is_of(obj, parameters)
-        }
+        # Optimizers whose states can be named after registered parameters. Not LBFGS: its state is not kept per
+        # parameter, and it makes no step without a closure.
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}
+        for name, obj in self._all.items():
+            if isinstance(obj, torch.optim.Optimizer) and not isinstance(obj, torch.optim.LBFGS):
+                ids = [id(parameter) for group in obj.param_groups for parameter in group["params"]]
+                if ids and parameters.issuperset(ids):
+                    self._optimizers[name] = obj
         for name, obj in self._all.items():
             if is_zero(obj):
                 check_zero(name, obj, registered=name in self._optimizers)
@@ -382,7 +368,11 @@ class Objects:
             if is_zero(optimizer):
                 # The states of this rank's share of the parameters.
                 own = set(zero_own_names(optimizer, self._names()))
-                state.tensors.update(index.empty(each for each in index.shapes() if _parameter_of(name, each) in own))
+                start = f"{name}.state."
+                states = (each for each in index.shapes() if each.startswith(start))
+                state.tensors.update(
+                    index.empty(each for each in states if each.removeprefix(start).rpartition(".")[0] in own)
+                )
             else:
                 self._capture_state(state, name, optimizer)
         return state.tensors
@@ -454,7 +444,13 @@ class Objects:
         self, name: str, optimizer: torch.optim.Optimizer, values: Mapping[str, Any], shared: Mapping[str, Any]
     ) -> None:
         if OPTIONS in shared:
-            self._set_options(name, optimizer, shared[OPTIONS])
+            # It has no state. By parameter or, in older checkpoints, by position.
+            names, groups, saved = self._names(), optimizer.param_groups, shared[OPTIONS]
+            news = [find_options((names[id(parameter)] for parameter in group["params"]), saved) for group in groups]
+            if None in news and len(saved) != len(groups):
+                raise CheckpointError(f"{name!r} has {len(saved)} groups of parameters, in the script {len(groups)}")
+            for position, group in enumerate(groups):
+                group.update(news[position] or group_options(saved[position]))
         elif is_zero(optimizer):
             load_zero(optimizer, self._names(), _by_parameter(name, values), shared[GROUPS])
         else:
@@ -470,15 +466,6 @@ class Objects:
             if shared.get(MORE):
                 optimizer.load_state_dict({**optimizer.state_dict(), **shared[MORE]})
             drop_empty_states(optimizer)
-
-    def _set_options(self, name: str, optimizer: torch.optim.Optimizer, saved: list[dict[str, Any]]) -> None:
-        """Set the options of an optimizer without a state: by parameter or, in older checkpoints, by position."""
-        names, groups = self._names(), optimizer.param_groups
-        news = [find_options((names[id(parameter)] for parameter in group["params"]), saved) for group in groups]
-        if None in news and len(saved) != len(groups):
-            raise CheckpointError(f"{name!r} has {len(saved)} groups of parameters, in the script {len(groups)}")
-        for position, group in enumerate(groups):
-            group.update(news[position] or group_options(saved[position]))
 
 
 def _by_parameter(optimizer: str, values: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
@@ -512,12 +499,6 @@ def own_methods(optimizer: torch.optim.Optimizer) -> Iterator[None]:
 def more_of(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """The state of an ``optimizer`` apart from its parameters' states, such as PostLocalSGDOptimizer's step."""
     return {key: value for key, value in optimizer.state_dict().items() if key not in ("state", "param_groups")}
-
-
-def _parameter_of(optimizer: str, name: str) -> str | None:
-    """The parameter whose state is called ``name``, if it is one of this optimizer's."""
-    start = f"{optimizer}.state."
-    return name.removeprefix(start).rpartition(".")[0] if name.startswith(start) else None
 
 
 def refuse_lost(name: str, obj: object, state: Any) -> None:
@@ -562,15 +543,6 @@ def differences(
 
 def _dims(shape: Iterable[int]) -> str:
     return "x".join(map(str, shape)) or "()"
-
-
-def _is_of(optimizer: torch.optim.Optimizer, parameters: set[int]) -> bool:
-    """Whether an optimizer's states can be named after registered parameters.
-
-    Not for LBFGS: its state is not kept per parameter, and it makes no step without a closure.
-    """
-    ids = [id(parameter) for group in optimizer.param_groups for parameter in group["params"]]
-    return not isinstance(optimizer, torch.optim.LBFGS) and bool(ids) and parameters.issuperset(ids)
 
 
 def _unwrapped(obj: Any) -> Any:

@@ -90,6 +90,12 @@ class Index:
             if isinstance(entry := entries[name], TensorStorageMetadata)
         }
 
+    def tensor(self, name: str) -> torch.Tensor:
+        """The whole tensor called ``name``. Raises KeyError, CheckpointException."""
+        tensors = self.empty([name])
+        self.read(tensors)
+        return tensors[name]
+
     def read(self, tensors: dict[str, Any], group: dist.ProcessGroup | None = None) -> None:
         """Read into these ``tensors``; each rank of the ``group`` reads its parts. Call it on all of its ranks.
 
@@ -168,7 +174,12 @@ def _index(plain: Any) -> Metadata:
         storage_data={_real(place): _real(each) for place, each in placed.items()},
     )
     for name, entry in index.state_dict_metadata.items():
-        if not isinstance(name, str) or (not isinstance(entry, BytesStorageMetadata) and not _is_tensor(entry)):
+        if isinstance(entry, TensorStorageMetadata):
+            sizes = [entry.size, *(size for each in entry.chunks for size in (each.offsets, each.sizes))]
+            is_valid = isinstance(entry.properties, TensorProperties) and all(isinstance(s, torch.Size) for s in sizes)
+        else:
+            is_valid = isinstance(entry, BytesStorageMetadata)
+        if not isinstance(name, str) or not is_valid:
             raise TypeError("it has something else than a TensorStorageMetadata")
     for place, info in index.storage_data.items():
         offset, position = place.offset, place.index
@@ -177,13 +188,6 @@ def _index(plain: Any) -> Metadata:
         if not isinstance(place.fqn, str) or not _is_whole(info.offset, info.length):
             raise TypeError("it has something else than a place in a file")
     return index
-
-
-def _is_tensor(entry: Any) -> bool:
-    if not isinstance(entry, TensorStorageMetadata):
-        return False
-    sizes = [entry.size, *(size for each in entry.chunks for size in (each.offsets, each.sizes))]
-    return isinstance(entry.properties, TensorProperties) and all(isinstance(size, torch.Size) for size in sizes)
 
 
 def _is_whole(*numbers: Any) -> bool:

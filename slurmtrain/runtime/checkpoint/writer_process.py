@@ -58,17 +58,14 @@ def serve_rank(arguments: list[str]) -> None:
     with socket.socket(fileno=int(arguments[1])) as rank, contextlib.suppress(BrokenPipeError, ConnectionError):
         for line in rank.makefile("rb"):
             order = json.loads(line)
-            answer = {"did": order["do"], "number": order["number"], **_obey(verbs[order["do"]], order)}
+            try:
+                outcome = verbs[order["do"]](order)
+            except OSError as error:
+                outcome = {"error": describe_os_error(error)}
+            except SlurmtrainError as error:
+                outcome = {"error": without_aliases(str(error))}
+            answer = {"did": order["do"], "number": order["number"], **outcome}
             rank.sendall(json.dumps(answer).encode() + b"\n")
-
-
-def _obey(verb: Callable[[Mapping[str, Any]], dict[str, Any]], order: Mapping[str, Any]) -> dict[str, Any]:
-    try:
-        return verb(order)
-    except OSError as error:
-        return {"error": describe_os_error(error)}
-    except SlurmtrainError as error:
-        return {"error": without_aliases(str(error))}
 
 
 class _Memory:

@@ -48,6 +48,7 @@ def hardware_of(device: torch.device) -> tuple[str, bool]:
 
 def compute_in(model: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
     """Have the forward pass of a ``model`` on ``device`` compute in ``dtype``, and return float32."""
+    # Not a function in here: such a model can be pickled.
     wrap_forward(model, partial(_in_autocast, dtype, device.type))
 
 
@@ -62,14 +63,13 @@ def wrap_forward(module: nn.Module, function: Callable[..., Any]) -> None:
 
 
 def _in_autocast(dtype: torch.dtype, kind: str, forward: Callable[..., Any], *args: Any, **more: Any) -> Any:
+    def to_float32(value: Any) -> Any:
+        is_short = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+        return value.float() if is_short else value
+
     with torch.autocast(kind, dtype=dtype):
         output = forward(*args, **more)
-    return map_tree(_as_float32, output)
-
-
-def _as_float32(value: Any) -> Any:
-    is_short = isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
-    return value.float() if is_short else value
+    return map_tree(to_float32, output)
 
 
 def of_classes(model: nn.Module, names: Sequence[str], key: str) -> list[nn.Module]:
@@ -108,7 +108,16 @@ def recompute(model: nn.Module, spec: ActivationCheckpointing | None) -> None:
         return
     options: dict[str, Any] = {"use_reentrant": False}
     if spec.save:
-        options["context_fn"] = partial(create_selective_checkpoint_contexts, _operators(spec.save))
+        operators: list[Any] = []
+        for name in spec.save:
+            operator = getattr(torch.ops.aten, name, None)
+            if operator is None:
+                raise StrategyError(
+                    f"'{_CHECKPOINTING}.save' names {name!r}, and torch has no such operator (torch.ops.aten): a "
+                    "linear layer with a bias is 'addmm', without one 'mm'"
+                )
+            operators += [getattr(operator, variant) for variant in operator.overloads()]
+        options["context_fn"] = partial(create_selective_checkpoint_contexts, operators)
     if spec.wrap:
         modules = of_classes(model, spec.wrap, _CHECKPOINTING)
     else:
@@ -121,20 +130,6 @@ def recompute(model: nn.Module, spec: ActivationCheckpointing | None) -> None:
         )
     for module in modules:
         wrap_forward(module, partial(checkpoint, **options))
-
-
-def _operators(names: Sequence[str]) -> list[Any]:
-    """All variants of the operators with these names, such as ``mm``."""
-    operators: list[Any] = []
-    for name in names:
-        operator = getattr(torch.ops.aten, name, None)
-        if operator is None:
-            raise StrategyError(
-                f"'{_CHECKPOINTING}.save' names {name!r}, and torch has no such operator (torch.ops.aten): a linear "
-                "layer with a bias is 'addmm', without one 'mm'"
-            )
-        operators += [getattr(operator, variant) for variant in operator.overloads()]
-    return operators
 
 
 # The loss of a microbatch, from the model's output and the targets.
@@ -265,7 +260,23 @@ class Gradients:
         # Schedulers replace the method, too, and need one that is bound.
         @wraps(step)
         def step_with_all(optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> Any:
-            return gradients._make_step(optimizer, step, *args, **options)
+            is_inside, is_ready = gradients._is_inside, optimizer in gradients._ready
+            if not gradients.sync and is_inside:
+                return None
+            if not gradients.sync:
+                raise StrategyError(
+                    f"optimizer.step() after {gradients._finished} of {len(gradients._sizes)} microbatches: use "
+                    "run.accumulate(model) for each of them"
+                )
+            if not is_ready and (is_inside or gradients.scaler is not None):
+                raise StrategyError("optimizer.step() without gradients: call run.backward(loss), not loss.backward()")
+            gradients._ready.discard(optimizer)
+            if gradients.scaler is not None:
+                stepping: Any = optimizer
+                stepping.step_was_skipped = not gradients.scaler.allows_step(optimizer)
+                if stepping.step_was_skipped:
+                    return None
+            return step(*args, **options)
 
         @wraps(zero_grad)
         def zero_unless_needed(optimizer: torch.optim.Optimizer, *args: Any, **options: Any) -> None:
@@ -291,28 +302,6 @@ class Gradients:
 
     def _living(self) -> Iterator[torch.optim.Optimizer]:
         return (optimizer for reference in self._optimizers if (optimizer := reference()) is not None)
-
-    def _make_step(
-        self, optimizer: torch.optim.Optimizer, step: Callable[..., Any], *args: Any, **options: Any
-    ) -> float | None:
-        if not self.sync:
-            if self._is_inside:
-                return None
-            raise StrategyError(
-                f"optimizer.step() after {self._finished} of {len(self._sizes)} microbatches: use "
-                "run.accumulate(model) for each of them"
-            )
-        if optimizer not in self._ready and (self._is_inside or self.scaler is not None):
-            raise StrategyError("optimizer.step() without gradients: call run.backward(loss), not loss.backward()")
-        self._ready.discard(optimizer)
-        if self.scaler is not None:
-            is_finite = self.scaler.allows_step(optimizer)
-            changed: Any = optimizer
-            changed.step_was_skipped = not is_finite
-            if not is_finite:
-                return None
-        result: float | None = step(*args, **options)
-        return result
 
 
 @contextlib.contextmanager

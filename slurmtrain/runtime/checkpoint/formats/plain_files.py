@@ -9,7 +9,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar, NamedTuple
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.experiment.checkpoint import step_in_name
@@ -43,9 +43,13 @@ class Format(ABC):
     def recognizes(self, tree: FileTree) -> bool:
         """Whether these files are of this format, complete or not."""
 
-    @abstractmethod
     def problem(self, tree: FileTree, ranks: int) -> str | None:
-        """Why it is not complete, as a phrase; None if it is.
+        """Why it is not complete, as a phrase; None if it is. ``ranks``: as for :meth:`problems`."""
+        return next(filter(None, self.problems(tree, ranks)), None)
+
+    @abstractmethod
+    def problems(self, tree: FileTree, ranks: int) -> Iterator[str | None]:
+        """Why it is not complete, as phrases, the first of which counts.
 
         ``ranks``: the least number of ranks that have saved it, for formats with a file for each rank.
         """
@@ -92,13 +96,14 @@ class TorchFiles(Format):
         """Whether there is an archive, or a file with a usual ending."""
         return bool(_torch_files(tree)) or (not tree.is_directory and is_archive(tree.path))
 
-    def problem(self, tree: FileTree, _ranks: int) -> str | None:
+    def problems(self, tree: FileTree, _ranks: int) -> Iterator[str | None]:
         """Why one of its files is not whole."""
-        if tree.is_directory and (name := tree.unfinished()):
-            return f"{name} is still being written"
+        if tree.is_directory:
+            yield tree.unfinished_problem()
         names = _torch_files(tree) if tree.is_directory else [""]
-        problems = (file_problem(tree, name, by_torch=False) for name in names)
-        return next(filter(None, problems), None) if names else "it has no file of torch.save"
+        yield None if names else "it has no file of torch.save"
+        for name in names:
+            yield file_problem(tree, name, by_torch=False)
 
     def step(self, tree: FileTree) -> int | None:
         """The number that the first file with one has under ``global_step``, ``step`` or the like."""
@@ -153,9 +158,9 @@ class DcpDirectory(Format):
         """Whether there is an index or a file of a rank."""
         return is_dcp(tree)
 
-    def problem(self, tree: FileTree, _ranks: int) -> str | None:
+    def problems(self, tree: FileTree, _ranks: int) -> Iterator[str | None]:
         """Why the index, or a file that it names, is missing."""
-        return dcp_problem(tree)
+        yield dcp_problem(tree)
 
     def step(self, tree: FileTree) -> int | None:
         """The whole number saved under ``global_step``, ``step`` or the like."""
@@ -237,17 +242,11 @@ def dcp_contents(tree: FileTree) -> Contents:
 
     index = Index(tree.path)
     shapes = index.shapes()
-    contents: Contents = {name: partial(_tensor, index, name) for name in shapes}
+    contents: Contents = {name: partial(index.tensor, name) for name in shapes}
     for item in read_items(tree):
         if item.name not in shapes:
             contents |= leaves(read_torch(io.BytesIO(read_item(tree, item))), item.name)
     return contents
-
-
-def _tensor(index: Any, name: str) -> Any:
-    tensors = index.empty([name])
-    index.read(tensors)
-    return tensors[name]
 
 
 _INDEX = ".index.json"
@@ -262,7 +261,15 @@ def weights_problem(tree: FileTree) -> str | None:
     """Why the weights are missing or not whole, as a phrase; None if they are there. Raises OSError."""
     if not has_weights(tree):
         return "the weights of its model are missing"
-    return sharding_problem(tree) or next(_file_problems(tree), None)
+    if problem := sharding_problem(tree):
+        return problem
+    for name in sorted({*_whole_files(tree), *indexed_files(tree)}):
+        if problem := file_problem(tree, name):
+            return problem
+    for folder in _fsdp_folders(tree):
+        if problem := dcp_problem(tree.below(folder)):
+            return f"in {folder}, {problem}"
+    return None
 
 
 def has_weights(tree: FileTree) -> bool:
@@ -306,15 +313,6 @@ def tensors_of(path: Path) -> Contents:
     return read_safetensors(path) if path.name.endswith(".safetensors") else leaves(read_torch(path))
 
 
-def _file_problems(tree: FileTree) -> Iterator[str]:
-    for name in sorted({*_whole_files(tree), *indexed_files(tree)}):
-        if problem := file_problem(tree, name):
-            yield problem
-    for folder in _fsdp_folders(tree):
-        if problem := dcp_problem(tree.below(folder)):
-            yield f"in {folder}, {problem}"
-
-
 def _whole_files(tree: FileTree) -> list[str]:
     return sorted(name for name in tree.top if _WHOLE.fullmatch(name))
 
@@ -346,16 +344,16 @@ class SafetensorsFiles(Format):
         """Whether a name ends like the names of safetensors files."""
         return bool(_safetensors_files(tree))
 
-    def problem(self, tree: FileTree, _ranks: int) -> str | None:
+    def problems(self, tree: FileTree, _ranks: int) -> Iterator[str | None]:
         """Why one of its files is missing or not whole."""
-        if not _safetensors_files(tree):
-            return "it has no .safetensors file"
-        if not tree.is_directory:
-            return file_problem(tree, "")
-        if name := tree.unfinished():
-            return f"{name} is still being written"
-        names = sorted({*_safetensors_files(tree), *indexed_files(tree)})
-        return sharding_problem(tree) or next(filter(None, (file_problem(tree, name) for name in names)), None)
+        names = _safetensors_files(tree)
+        yield None if names else "it has no .safetensors file"
+        if tree.is_directory:
+            yield tree.unfinished_problem()
+            yield sharding_problem(tree)
+            names = sorted({*names, *indexed_files(tree)})
+        for name in names:
+            yield file_problem(tree, name)
 
     def step(self, tree: FileTree) -> int | None:
         """The number in the metadata of its first file."""
@@ -388,21 +386,15 @@ class Other(Format):
         """Always: this is the last one to be asked."""
         return True
 
-    def problem(self, tree: FileTree, _ranks: int) -> str | None:
+    def problems(self, tree: FileTree, _ranks: int) -> Iterator[str | None]:
         """Why it is empty, or still being written, or has a damaged archive."""
-        return next(_other_problems(tree), None)
+        yield None if tree.bytes else "it is empty"
+        if tree.is_directory:
+            yield tree.unfinished_problem()
+        for name in sorted(tree.sizes):
+            # Empty files are markers or locks.
+            yield file_problem(tree, name, by_torch=False) if tree.sizes[name] else None
 
     def contents(self, tree: FileTree) -> Contents:
         """The hash of each file."""
         return {name or tree.path.name: partial(hash_file, tree.path / name) for name in sorted(tree.sizes)}
-
-
-def _other_problems(tree: FileTree) -> Iterator[str]:
-    if not tree.bytes:
-        yield "it is empty"
-    if tree.is_directory and (name := tree.unfinished()):
-        yield f"{name} is still being written"
-    for name in sorted(tree.sizes):
-        # Empty files are markers or locks.
-        if tree.sizes[name] and (problem := file_problem(tree, name, by_torch=False)):
-            yield problem

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, Self
@@ -54,7 +54,12 @@ def read_torch(source: Path | IO[bytes]) -> Any:
     """
     mapped = isinstance(source, Path) and is_archive(source)
     try:
-        with torch.serialization.safe_globals(_inert_classes(source)):
+        names: Iterable[str] = ()
+        with contextlib.suppress(ValueError):  # from before archives: torch refuses globals that it does not allow
+            names = torch.serialization.get_unsafe_globals_in_checkpoint(_path_or_file(source))
+        # A stand-in for each class or function that the pickle names and torch does not allow.
+        classes: list[Any] = [(type("StandIn", (_StandIn,), {}), name) for name in names]
+        with torch.serialization.safe_globals(classes):
             return torch.load(_path_or_file(source), map_location="cpu", weights_only=True, mmap=mapped)
     except OSError:
         raise
@@ -70,14 +75,6 @@ def _path_or_file(source: Path | IO[bytes]) -> Any:
     return source
 
 
-def _inert_classes(source: Path | IO[bytes]) -> list[Any]:
-    """A stand-in for each class or function that the pickle names and torch does not allow."""
-    with contextlib.suppress(ValueError):  # a file from before archives: torch refuses globals that it does not allow
-        names = torch.serialization.get_unsafe_globals_in_checkpoint(_path_or_file(source))
-        return [(type("StandIn", (_StandIn,), {}), name) for name in names]
-    return []
-
-
 def read_safetensors(path: Path) -> Contents:
     """The tensors of a file by their names. Raises CheckpointError."""
     from safetensors import SafetensorError, safe_open
@@ -87,15 +84,13 @@ def read_safetensors(path: Path) -> Contents:
             names = sorted(file.keys())
     except SafetensorError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error}") from error
-    return {name: partial(_read_one, path, name) for name in names}
 
+    def read(name: str) -> torch.Tensor:
+        with safe_open(path, framework="pt") as file:
+            tensor: torch.Tensor = file.get_tensor(name)
+            return tensor
 
-def _read_one(path: Path, name: str) -> torch.Tensor:
-    from safetensors import safe_open
-
-    with safe_open(path, framework="pt") as file:
-        tensor: torch.Tensor = file.get_tensor(name)
-        return tensor
+    return {name: partial(read, name) for name in names}
 
 
 def leaves(value: Any, name: str = "", *, tensors_only: bool = False) -> Contents:
@@ -126,12 +121,9 @@ def _walk_values(value: Any, at: str, depth: int = _DEEPEST) -> Iterator[tuple[s
     elif isinstance(value, list | tuple) and not all(isinstance(item, _PLAIN) for item in value):
         for index, item in enumerate(value):
             yield from _walk_values(item, f"{at}.{index}" if at else str(index), depth - 1)
-    elif not _is_volatile(last, value):
-        yield at, value
-
-
-def _is_volatile(name: str, value: Any) -> bool:
-    values = value if isinstance(value, list | tuple) else (value,)
-    if not all(isinstance(each, _PLAIN) for each in values):
-        return True
-    return bool(_VOLATILE.fullmatch(name)) or any(isinstance(each, str) and os.sep in each for each in values)
+    else:
+        values = value if isinstance(value, list | tuple) else (value,)
+        is_plain = all(isinstance(each, _PLAIN) for each in values)
+        has_path = any(isinstance(each, str) and os.sep in each for each in values)
+        if is_plain and not has_path and not _VOLATILE.fullmatch(last):
+            yield at, value

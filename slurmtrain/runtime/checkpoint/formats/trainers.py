@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
@@ -53,15 +53,16 @@ class DeepSpeed(Format):
         """Whether it has files of ranks, or a tag that has."""
         return tree.is_directory and (is_tag(tree) or bool(tags_in(tree)))
 
-    def problem(self, tree: FileTree, ranks: int) -> str | None:
+    def problems(self, tree: FileTree, ranks: int) -> Iterator[str | None]:
         """Why a file of a rank is missing or not whole; in a directory of tags, of the one that ``latest`` names."""
         if is_tag(tree) or not tags_in(tree):
-            return problem_of_tag(tree, ranks)
+            yield from tag_problems(tree, ranks)
+            return
         tag = latest_tag(tree)
         if tag is None:
-            return f"its file {LATEST!r} is {'empty' if LATEST in tree.top else 'missing'}"
-        problem = problem_of_tag(tree.below(tag), ranks)
-        return f"in {tag}, which {LATEST!r} names, {problem}" if problem else None
+            yield f"its file {LATEST!r} is {'empty' if LATEST in tree.top else 'missing'}"
+        else:
+            yield from tag_problems(tree.below(tag), ranks, f"in {tag}, which {LATEST!r} names, ")
 
     def step(self, tree: FileTree) -> int | None:
         """The engine's global steps."""
@@ -94,29 +95,26 @@ def latest_tag(tree: FileTree) -> str | None:
     return text if text and "/" not in text and text != ".." else None
 
 
-def problem_of_tag(tree: FileTree, ranks: int) -> str | None:
-    """Why a tag is not complete, as a phrase; None if it is. Raises OSError.
+def tag_problems(tree: FileTree, ranks: int, place: str = "") -> Iterator[str]:
+    """Why a tag is not complete, as phrases that begin with its ``place``. Raises OSError.
 
-    ``ranks``: the least number of ranks that have saved it.
+    ``tree``: its directory. ``ranks``: the least number of ranks that have saved it.
     """
-    return next(_deepspeed_problems(tree, ranks), None)
-
-
-def _deepspeed_problems(tree: FileTree, ranks: int) -> Iterator[str]:
-    if name := tree.unfinished():
-        yield f"{name} is still being written"
+    if problem := tree.unfinished_problem():
+        yield f"{place}{problem}"
     models = {(match[1], int(match[2])) for name in tree.top if (match := _MODEL.fullmatch(name))}
     if not models:
-        yield "mp_rank_00_model_states.pt is missing"
+        yield f"{place}mp_rank_00_model_states.pt is missing"
     for name in sorted(tree.top):
         if name.endswith(_STATES) and (problem := file_problem(tree, name)):
-            yield problem
+            yield f"{place}{problem}"
     try:
         state = _model_state(tree)
     except CheckpointError as error:
-        yield str(error)
+        yield f"{place}{error}"
         return
-    yield from _rank_problems(tree, state, models, ranks)
+    for problem in _rank_problems(tree, state, models, ranks):
+        yield f"{place}{problem}"
 
 
 def _rank_problems(tree: FileTree, state: Any, models: Collection[tuple[str | None, int]], ranks: int) -> Iterator[str]:
@@ -202,9 +200,24 @@ class HuggingFace(Format):
         named = _HF_NAME.fullmatch(tree.path.name) and (has_weights(tree) or "config.json" in tree.top)
         return bool(own) or bool(named and not by_accelerate)
 
-    def problem(self, tree: FileTree, ranks: int) -> str | None:
+    def problems(self, tree: FileTree, ranks: int) -> Iterator[str | None]:
         """Why a file is missing or not whole."""
-        return next(_hf_problems(tree, ranks), None)
+        yield f"it has {_SENTINEL}" if _SENTINEL in tree.top else None
+        yield tree.unfinished_problem()
+        if not isinstance(state := read_json_file(tree.path / _HF_STATE) if _HF_STATE in tree.top else None, dict):
+            yield f"{_HF_STATE} is {'not whole' if _HF_STATE in tree.top else 'missing'}"
+        elif as_step(state.get("global_step")) is None:
+            yield f"{_HF_STATE} has no global_step"
+        tags = tags_in(tree)
+        for tag in tags:
+            yield from tag_problems(tree.below(tag), ranks, f"in {tag}, ")
+        if not tags:
+            yield weights_problem(tree)
+        for name in sorted(tree.top):
+            if name.endswith(TORCH_SUFFIXES):
+                yield file_problem(tree, name, by_torch=name in _BY_TORCH)
+        if member(_training_arguments(tree), "save_only_model") is not True:
+            yield from _state_problems(tree, ranks, by_deepspeed=bool(tags))
 
     def step(self, tree: FileTree) -> int | None:
         """The Trainer's global step."""
@@ -233,60 +246,32 @@ class HuggingFace(Format):
         return prefixes(names, ("model", "module"))
 
 
-def _hf_problems(tree: FileTree, ranks: int) -> Iterator[str]:
-    if _SENTINEL in tree.top:
-        yield f"it has {_SENTINEL}"
-    if name := tree.unfinished():
-        yield f"{name} is still being written"
-    if not isinstance(state := read_json_file(tree.path / _HF_STATE) if _HF_STATE in tree.top else None, dict):
-        yield f"{_HF_STATE} is {'not whole' if _HF_STATE in tree.top else 'missing'}"
-    elif as_step(state.get("global_step")) is None:
-        yield f"{_HF_STATE} has no global_step"
-    sharded_by_deepspeed = tags_in(tree)
-    for tag in sharded_by_deepspeed:
-        if problem := problem_of_tag(tree.below(tag), ranks):
-            yield f"in {tag}, {problem}"
-    if not sharded_by_deepspeed and (problem := weights_problem(tree)):
-        yield problem
-    for name in sorted(tree.top):
-        if name.endswith(TORCH_SUFFIXES) and (problem := file_problem(tree, name, by_torch=name in _BY_TORCH)):
-            yield problem
-    if member(_training_arguments(tree), "save_only_model") is not True:
-        yield from _state_problems(tree, ranks, by_deepspeed=bool(sharded_by_deepspeed))
-
-
 _BY_TORCH = frozenset((*_OPTIMIZERS, "scheduler.pt", "scaler.pt", _ARGUMENTS))
 
 
-def _state_problems(tree: FileTree, ranks: int, *, by_deepspeed: bool) -> Iterator[str]:
+def _state_problems(tree: FileTree, ranks: int, *, by_deepspeed: bool) -> Iterator[str | None]:
     """What is missing of the states of anything but the model."""
+    folders = _optimizer_folders(tree)
     if not by_deepspeed:
         # Without a scheduler's state the Trainer does not load the optimizer's either, and says nothing.
-        yield from (f"{name} is missing" for name in ("scheduler.pt",) if name not in tree.top)
-        if not tree.top & set(_OPTIMIZERS) and not _optimizer_folders(tree):
-            yield f"{_OPTIMIZERS[0]} is missing"
-    for folder in _optimizer_folders(tree):
+        yield None if "scheduler.pt" in tree.top else "scheduler.pt is missing"
+        yield None if tree.top & set(_OPTIMIZERS) or folders else f"{_OPTIMIZERS[0]} is missing"
+    yield from _folder_problems(tree, folders)
+    numbers = {int(match[1]) for name in tree.top if (match := _RNG.fullmatch(name)) and match[1] is not None}
+    # According to the Trainer's arguments.
+    processes = as_step(member(member(_training_arguments(tree), "distributed_state"), "num_processes")) or 1
+    if not numbers and processes <= 1:
+        yield file_problem(tree, "rng_state.pth")
+        return
+    everyone = range(max([*numbers, ranks - 1, processes - 1]) + 1)
+    yield from (f"rng_state_{rank}.pth is missing" for rank in everyone if rank not in numbers)
+    yield from (file_problem(tree, f"rng_state_{rank}.pth") for rank in sorted(numbers))
+
+
+def _folder_problems(tree: FileTree, folders: Iterable[str]) -> Iterator[str]:
+    for folder in folders:
         if problem := dcp_problem(tree.below(folder)):
             yield f"in {folder}, {problem}"
-    yield from _rng_problems(tree, ranks)
-
-
-def _rng_problems(tree: FileTree, ranks: int) -> Iterator[str]:
-    numbers = {int(match[1]) for name in tree.top if (match := _RNG.fullmatch(name)) and match[1] is not None}
-    if not numbers and _processes_of_trainer(tree) <= 1:
-        yield from (problem for problem in (file_problem(tree, "rng_state.pth"),) if problem)
-        return
-    for rank in range(max([*numbers, ranks - 1, _processes_of_trainer(tree) - 1]) + 1):
-        if rank not in numbers:
-            yield f"rng_state_{rank}.pth is missing"
-    for rank in sorted(numbers):
-        if problem := file_problem(tree, f"rng_state_{rank}.pth"):
-            yield problem
-
-
-def _processes_of_trainer(tree: FileTree) -> int:
-    """How many processes have saved it, according to the Trainer's arguments; 1 if they do not say."""
-    return as_step(member(member(_training_arguments(tree), "distributed_state"), "num_processes")) or 1
 
 
 def _training_arguments(tree: FileTree) -> Any:
@@ -329,9 +314,24 @@ class Accelerate(Format):
         folders = any(FSDP_FOLDER.fullmatch(name) or _OPTIMIZER_FOLDER.fullmatch(name) for name in tree.folders)
         return own or folders or bool(_ACCELERATE_NAME.fullmatch(tree.path.name) and has_weights(tree))
 
-    def problem(self, tree: FileTree, ranks: int) -> str | None:
+    def problems(self, tree: FileTree, ranks: int) -> Iterator[str | None]:
         """Why a file is missing or not whole."""
-        return next(_accelerate_problems(tree, ranks), None)
+        yield tree.unfinished_problem()
+        tags, folders = tags_in(tree), _optimizer_folders(tree)
+        for tag in tags:
+            yield from tag_problems(tree.below(tag), ranks, f"in {tag}, ")
+        if not tags:
+            # A hook of the script may have saved the weights, as hooks of diffusers do.
+            by_hook = any(name.endswith(_WEIGHTS) and not _ACCELERATE_STATE.fullmatch(name) for name in tree.sizes)
+            yield weights_problem(tree) if has_weights(tree) or not by_hook else None
+            has_optimizer = folders or any(_OPTIMIZER.fullmatch(name) for name in tree.top)
+            yield None if has_optimizer else "optimizer.bin is missing"
+        yield from _folder_problems(tree, folders)
+        for name in sorted(tree.top):
+            if _ACCELERATE_STATE.fullmatch(name) or name.endswith(_WEIGHTS):
+                yield file_problem(tree, name)
+        yield from numbering_problems(tree, _RANDOM, "random_states_{}.pkl", at_least=ranks)
+        yield from numbering_problems(tree, _CUSTOM, "custom_checkpoint_{}.pkl", at_least=0)
 
     def step_in_name(self, name: str) -> int | None:
         """The step, unless accelerate chose the name: it counts saves. ``step`` inside counts batches of an epoch."""
@@ -358,30 +358,6 @@ class Accelerate(Format):
         """The weights of all models."""
         numbered = {match[0] for name in names if (match := re.match(r"model(_\d+)?(?=\.)", name))}
         return sorted(numbered) or prefixes(names, ("module",))
-
-
-def _accelerate_problems(tree: FileTree, ranks: int) -> Iterator[str]:
-    if name := tree.unfinished():
-        yield f"{name} is still being written"
-    tags = tags_in(tree)
-    for tag in tags:
-        if problem := problem_of_tag(tree.below(tag), ranks):
-            yield f"in {tag}, {problem}"
-    if not tags:
-        # A hook of the script may have saved the weights, as hooks of diffusers do.
-        by_hook = any(name.endswith(_WEIGHTS) and not _ACCELERATE_STATE.fullmatch(name) for name in tree.sizes)
-        if (has_weights(tree) or not by_hook) and (problem := weights_problem(tree)):
-            yield problem
-        if not any(_OPTIMIZER.fullmatch(name) for name in tree.top) and not _optimizer_folders(tree):
-            yield "optimizer.bin is missing"
-    for folder in _optimizer_folders(tree):
-        if problem := dcp_problem(tree.below(folder)):
-            yield f"in {folder}, {problem}"
-    for name in sorted(tree.top):
-        if (_ACCELERATE_STATE.fullmatch(name) or name.endswith(_WEIGHTS)) and (problem := file_problem(tree, name)):
-            yield problem
-    yield from numbering_problems(tree, _RANDOM, "random_states_{}.pkl", at_least=ranks)
-    yield from numbering_problems(tree, _CUSTOM, "custom_checkpoint_{}.pkl", at_least=0)
 
 
 def numbering_problems(tree: FileTree, pattern: re.Pattern[str], name: str, *, at_least: int) -> Iterator[str]:
@@ -420,17 +396,33 @@ class Lightning(Format):
     def recognizes(self, tree: FileTree) -> bool:
         """Whether a file names Lightning's version, or a directory is one of a sharded strategy."""
         if not tree.is_directory:
-            return _names_lightning(tree)
+            with contextlib.suppress(CheckpointError):
+                archive = read_archive(tree.path, tree.path.name) if is_archive(tree.path) else None
+                return member(archive, _VERSION) is not None
+            return False
         sharded = is_dcp(tree) or _TAG in tags_in(tree)
         return _META in tree.top or (sharded and tree.path.name.endswith(_LIGHTNING_SUFFIX))
 
-    def problem(self, tree: FileTree, ranks: int) -> str | None:
+    def problems(self, tree: FileTree, ranks: int) -> Iterator[str | None]:
         """Why it is not whole."""
-        return next(_lightning_problems(tree, ranks), None)
+        if not tree.is_directory:
+            yield file_problem(tree, "")
+            return
+        yield tree.unfinished_problem()
+        if tags_in(tree):
+            yield from tag_problems(tree.below(_TAG), ranks)
+        else:
+            yield dcp_problem(tree)
+            yield file_problem(tree, _META)
 
     def step(self, tree: FileTree) -> int | None:
         """Lightning's global step, which counts updates of all optimizers."""
-        return as_step(member(_read_plain(tree), "global_step"))
+        path = tree.path
+        if tree.is_directory:
+            tag = tree.below(_TAG)
+            models = sorted(name for name in tag.top if name.endswith("_model_states.pt"))
+            path = tag.path / models[0] if models else tree.path / _META
+        return as_step(member(read_archive(path, path.name), "global_step")) if is_archive(path) else None
 
     def contents(self, tree: FileTree) -> Contents:
         """Weights, optimizers, schedulers, loops and counters; of callbacks, tensors alone."""
@@ -445,36 +437,6 @@ class Lightning(Format):
     def modules(self, names: Collection[str]) -> list[str]:
         """The weights of the LightningModule."""
         return prefixes(names, ("state_dict", "model", "module"))
-
-
-def _names_lightning(tree: FileTree) -> bool:
-    if not is_archive(tree.path):
-        return False
-    try:
-        return member(read_archive(tree.path, tree.path.name), _VERSION) is not None
-    except CheckpointError:
-        return False
-
-
-def _lightning_problems(tree: FileTree, ranks: int) -> Iterator[str | None]:
-    if not tree.is_directory:
-        yield file_problem(tree, "")
-        return
-    if name := tree.unfinished():
-        yield f"{name} is still being written"
-    if tags_in(tree):
-        yield problem_of_tag(tree.below(_TAG), ranks)
-        return
-    yield dcp_problem(tree) or file_problem(tree, _META)
-
-
-def _read_plain(tree: FileTree) -> Any:
-    path = tree.path
-    if tree.is_directory:
-        tag = tree.below(_TAG)
-        models = sorted(name for name in tag.top if name.endswith("_model_states.pt"))
-        path = tag.path / models[0] if models else tree.path / _META
-    return read_archive(path, path.name) if is_archive(path) else None
 
 
 def _without_settings(state: Any) -> Contents:

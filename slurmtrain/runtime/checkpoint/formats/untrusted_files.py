@@ -146,7 +146,11 @@ class _InertUnpickler(pickle._Unpickler):
         if not isinstance(target, dict | Inert) or len(flat) % 2:
             raise ValueError(f"items of a {type(target).__name__}")
         for key, value in zip(flat[::2], flat[1::2], strict=True):
-            target[_checked_key(key)] = value
+            # Hashing nested tuples is recursive in C, so that deep ones would end this process.
+            simple = all(isinstance(each, _SCALARS) for each in key) if type(key) is tuple else True
+            if not simple or isinstance(key, list | dict):
+                raise ValueError(f"a {type(key).__name__} as a key")
+            target[key] = value
 
     _own: ClassVar[dict[bytes, Any]] = {
             pickle.REDUCE: _call, pickle.NEWOBJ: _call, pickle.NEWOBJ_EX: _call_with_keywords, pickle.BUILD: _build,
@@ -159,14 +163,6 @@ class _InertUnpickler(pickle._Unpickler):
             pickle.BYTEARRAY8: dispatch[pickle.BINBYTES8[0]],
     }  # fmt: skip
     dispatch |= {code[0]: read for code, read in _own.items()}
-
-
-def _checked_key(key: Any) -> Any:
-    """A key of a dictionary. Hashing nested tuples is recursive in C, so that deep ones would end this process."""
-    simple = all(isinstance(each, _SCALARS) for each in key) if type(key) is tuple else True
-    if not simple or isinstance(key, list | dict):
-        raise ValueError(f"a {type(key).__name__} as a key")
-    return key
 
 
 def read_plain(content: bytes, where: str, allowed: Callable[[Global], bool] = lambda _: True) -> Any:
@@ -184,16 +180,7 @@ def read_plain(content: bytes, where: str, allowed: Callable[[Global], bool] = l
         raise CheckpointError(f"{where} cannot be read: it has {len(content)} bytes")
     try:
         return _InertUnpickler(content, allowed).load()
-    # The operations check little: an operand of a wrong type, or none, is an error of Python.
-    except (
-        pickle.UnpicklingError,
-        ValueError,
-        LookupError,
-        TypeError,
-        AttributeError,
-        EOFError,
-        struct.error,
-    ) as error:
+    except _BAD_PICKLE as error:
         raise CheckpointError(f"{where} cannot be read: {error or type(error).__name__}") from error
 
 
@@ -253,8 +240,11 @@ def _members_problem(archive: zipfile.ZipFile, file: IO[bytes]) -> str | None:
         return f"{packed.filename} in the archive is compressed or encrypted, which torch.save does not do"
     ends = [*(member.header_offset for member in members[1:]), archive.start_dir]
     for member, end in zip(members, ends, strict=True):
-        begin = _data_offset(file, member)
-        if begin is None or begin + member.compress_size > end:
+        file.seek(member.header_offset)
+        header = file.read(_LOCAL_BYTES)
+        is_there = len(header) == _LOCAL_BYTES and header.startswith(_LOCAL_MAGIC)
+        begin = member.header_offset + len(header) + sum(_LENGTHS.unpack(header[-_LENGTHS.size :])) if is_there else 0
+        if not is_there or begin + member.compress_size > end:
             return f"{member.filename} in the archive is not whole"
     return None
 
@@ -262,15 +252,6 @@ def _members_problem(archive: zipfile.ZipFile, file: IO[bytes]) -> str | None:
 def _is_packed(member: zipfile.ZipInfo) -> bool:
     """Whether a member is compressed or encrypted: reading it may fail, or yield many times its size in the file."""
     return member.compress_type != zipfile.ZIP_STORED or bool(member.flag_bits & _ENCRYPTED)
-
-
-def _data_offset(file: IO[bytes], member: zipfile.ZipInfo) -> int | None:
-    """Where a member's data begins; None if there is no header for it."""
-    file.seek(member.header_offset)
-    header = file.read(_LOCAL_BYTES)
-    if len(header) < _LOCAL_BYTES or not header.startswith(_LOCAL_MAGIC):
-        return None
-    return int(member.header_offset + _LOCAL_BYTES + sum(_LENGTHS.unpack(header[-_LENGTHS.size :])))
 
 
 def is_archive(path: Path) -> bool:
@@ -421,14 +402,15 @@ class FileTree:
             is_directory=True,
         )
 
-    def unfinished(self) -> str | None:
-        """The name of a file that is being written, by its name; None if there is none.
+    def unfinished_problem(self) -> str | None:
+        """That a file is being written, by its name, as a phrase; None if none is.
 
         One that is older than all other files was left by an earlier save, which was repeated since.
         """
         marked = {name: self.times[name] for name in self.sizes if is_unfinished(name)}
         others = [time for name, time in self.times.items() if name not in marked]
-        return next((name for name, time in marked.items() if not others or time >= min(others)), None)
+        unfinished = (name for name, time in marked.items() if not others or time >= min(others))
+        return next((f"{name} is still being written" for name in unfinished), None)
 
 
 def list_tree(path: Path) -> FileTree:
@@ -465,21 +447,17 @@ def file_problem(tree: FileTree, name: str, *, by_torch: bool = True) -> str | N
     if size == 0:
         return f"{called} is empty"
     path = tree.path / name
-    in_safetensors = called.endswith(".safetensors")
-    problem = safetensors_problem(path) if in_safetensors else _torch_problem(path, by_torch=by_torch)
+    if called.endswith(".safetensors"):
+        problem = safetensors_problem(path)
+    else:
+        with open_readable(path) as file:
+            start = file.read(len(MAGIC))
+        problem = "it begins with zeros" if start == _ZEROS else None
+        if MAGIC.startswith(start):
+            problem = archive_problem(path)
+        elif problem is None and by_torch and not start.startswith(_PICKLE_MAGIC):
+            problem = "it does not begin like a file of torch.save"
     return f"{called} is not whole: {problem}" if problem else None
-
-
-def _torch_problem(path: Path, *, by_torch: bool) -> str | None:
-    with open_readable(path) as file:
-        start = file.read(len(MAGIC))
-    if MAGIC.startswith(start):
-        return archive_problem(path)
-    if start == _ZEROS:
-        return "it begins with zeros"
-    if by_torch and not start.startswith(_PICKLE_MAGIC):
-        return "it does not begin like a file of torch.save"
-    return None
 
 
 def read_json_file(path: Path) -> Any:

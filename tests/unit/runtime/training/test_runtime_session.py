@@ -9,6 +9,7 @@ import random
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -24,14 +25,17 @@ from torch.utils.data import TensorDataset
 import slurmtrain
 from slurmtrain.errors import CheckpointError, DataError
 from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.model.environment import ElectedBackend, RankHardware
 from slurmtrain.model.experiment.plan import make_plan
 from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.model.interruption import interval
 from slurmtrain.model.interruption.exit_report import STOPPED
+from slurmtrain.model.run.events.rank_events import HardwareCompared
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.heartbeat import Board
+from slurmtrain.runtime.training.session import describe_rank, exchange, with_backend
 from slurmtrain.system.files import write_json
 
 Start = Callable[..., AttemptDir]
@@ -644,3 +648,30 @@ def test_the_seed_of_the_spec_is_that_of_a_loader(monkeypatch: pytest.MonkeyPatc
         with slurmtrain.session() as session:
             orders.append(torch.cat(list(session.loader(list(range(50)), 10))).tolist())
     assert orders[0] == orders[1] != orders[2]
+
+
+# --- ranks with unequal hardware tell each other what they have before they join --------------------------------------
+
+
+def test_all_ranks_get_the_hardware_of_all_by_rank() -> None:
+    ranks = [
+        RankHardware(host="n1", name="NVIDIA A100-SXM4-80GB", has_gpu=True, library="NCCL", version="2.27.5"),
+        RankHardware(host="n2", **describe_rank(torch.device("cpu"))),
+        RankHardware(host="n2", name="Tesla V100-SXM2-16GB", has_gpu=True),
+    ]
+    store = dist.HashStore()
+    with ThreadPoolExecutor(3) as threads:
+        gathered = threads.map(lambda number: exchange(store, number, 3, ranks[number]), range(3))
+        assert list(gathered) == [ranks] * 3
+    assert (ranks[1].name, ranks[1].has_gpu) == ("CPU", False)
+
+
+def test_the_journal_gets_what_was_compared_for_precisions_and_the_backend() -> None:
+    compared = HardwareCompared(names=("CPU", "Tesla T4"), precisions=("bf16", "fp16"))
+    elected = ElectedBackend("gloo", "processes have no GPU on n1")
+    assert with_backend(None, None) is None
+    assert with_backend(compared, None) == compared
+    both = HardwareCompared(
+        names=compared.names, precisions=compared.precisions, backend="gloo", backend_why="processes have no GPU on n1"
+    )
+    assert with_backend(compared, elected) == both

@@ -16,8 +16,15 @@ from helpers.small_model import Value, model, restore_alone, save_steps, values
 from torch import nn
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.experiment.checkpoint import KeepSpec
+from slurmtrain.model.experiment.checkpoint import Every, EveryAuto, EveryMinutes, EverySteps, KeepSpec
+from slurmtrain.model.interruption.interval import InterruptionStats, SaveReason
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.runtime.checkpoint import checkpointer
+from slurmtrain.runtime.checkpoint.checkpointer import Schedule
+from slurmtrain.runtime.checkpoint.saver import Save
 from slurmtrain.runtime.job.process_group import RankGroup
+from slurmtrain.system.files import write_json
+from slurmtrain.system.journal import Journal
 
 NAMES = (".metadata", "__0_0.distcp", "__1_0.distcp")
 MANIFEST = "MANIFEST.json"
@@ -191,3 +198,113 @@ def test_an_object_that_refuses_its_state_ends_restoring_with_its_reason(run: Pa
             raise RuntimeError("no such vocabulary")
 
     assert "RuntimeError: no such vocabulary" in problem_of_restoring(run, model=model(), own=Refusing(None))
+
+
+# --- when rank 0 wants a checkpoint -----------------------------------------------------------------------------------
+
+
+class Clock:
+    """A clock that goes when it is told to."""
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    monkeypatch.setattr(checkpointer, "time", clock)
+    return clock
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> RunDir:
+    return RunDir(tmp_path)
+
+
+def make(run_dir: RunDir, every: Every, journal: Journal | None = None) -> Schedule:
+    made = Schedule(run_dir, every, InterruptionStats(), 2, journal)
+    made.begin()
+    return made
+
+
+def journaled(run_dir: RunDir) -> list[dict[str, object]]:
+    return [json.loads(line) for line in (run_dir.path / "rank-0.jsonl").read_text().splitlines()]
+
+
+def test_an_interval_of_minutes_begins_anew_with_each_save(run_dir: RunDir, clock: Clock) -> None:
+    plan = make(run_dir, EveryMinutes(2))
+    clock.now += 119
+    assert plan.due(1) is SaveReason.NONE
+    clock.now += 1
+    assert plan.due(1) is SaveReason.INTERVAL
+    plan.began()
+    assert plan.due(1) is SaveReason.NONE
+
+
+def test_an_interval_of_steps_asks_no_clock(run_dir: RunDir, clock: Clock) -> None:
+    plan = make(run_dir, EverySteps(10))
+    clock.now += 1e6
+    assert [step for step in range(31) if plan.due(step) is SaveReason.STEPS] == [10, 20, 30]
+    assert [plan.next_step(step) for step in (0, 9, 10, 11)] == [10, 10, 20, 20]
+    assert make(run_dir, EveryMinutes(10)).next_step(0) is None
+
+
+def test_auto_follows_what_saves_cost_and_says_so(run_dir: RunDir, clock: Clock) -> None:
+    with Journal(run_dir.path / "rank-0.jsonl") as journal:
+        plan = make(run_dir, EveryAuto(), journal)
+        clock.now += 29
+        assert plan.due(1) is SaveReason.NONE
+        clock.now += 1
+        assert plan.due(1) is SaveReason.INTERVAL
+        plan.began()
+        plan.ended(Save(step=5, stall_s=1.0, seconds=4.0))
+        clock.now += 60
+        assert plan.due(1) is SaveReason.NONE
+        plan.ended(Save(step=6, stall_s=1.0, seconds=4.0))
+    first, second = journaled(run_dir)
+    assert (first["kind"], first["stall_s"]) == ("interval", None)
+    assert (second["stall_s"], second["save_s"]) == (1.0, 4.0)
+    assert float(str(second["seconds"])) > 60
+
+
+def test_a_save_that_failed_says_nothing_of_what_saves_cost(run_dir: RunDir, clock: Clock) -> None:
+    with Journal(run_dir.path / "rank-0.jsonl") as journal:
+        plan = make(run_dir, EveryAuto(), journal)
+        plan.ended(Save(step=5, problem="no space", stall_s=100.0))
+    assert [event["stall_s"] for event in journaled(run_dir)] == [None]
+
+
+def test_a_wish_is_seen_within_a_second_and_fulfilled_once(run_dir: RunDir, clock: Clock) -> None:
+    plan = make(run_dir, EverySteps(10))
+    write_json(run_dir.request, {"request": "abc", "t": 1.0})
+    assert plan.due(1) is SaveReason.NONE
+    clock.now += 1
+    assert plan.due(1) is SaveReason.REQUESTED
+    assert plan.due(1) is SaveReason.REQUESTED
+    assert plan.take_request() == "abc"
+    clock.now += 5
+    assert (plan.due(1), plan.take_request()) == (SaveReason.NONE, None)
+    write_json(run_dir.request, {"request": "def", "t": 2.0})
+    clock.now += 1
+    assert (plan.due(1), plan.take_request()) == (SaveReason.REQUESTED, "def")
+
+
+def test_a_wish_from_before_the_attempt_is_not_its(run_dir: RunDir, clock: Clock) -> None:
+    write_json(run_dir.request, {"request": "abc", "t": 1.0})
+    plan = make(run_dir, EverySteps(10))
+    clock.now += 10
+    assert plan.due(1) is SaveReason.NONE
+
+
+def test_a_wish_that_cannot_be_read_is_none(run_dir: RunDir, clock: Clock) -> None:
+    plan = make(run_dir, EverySteps(10))
+    run_dir.request.write_text("{")
+    clock.now += 1
+    assert plan.due(1) is SaveReason.NONE
+    run_dir.request.unlink()
+    clock.now += 1
+    assert plan.due(1) is SaveReason.NONE

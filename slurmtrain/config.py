@@ -112,8 +112,10 @@ class _File:
 
 # Keys whose values are paths, and keys whose values must be converted to numbers in environment variables.
 _PATHS = ("runs", "registry")
-_NUMBERS = ("slurm_interval", "node_expiry_hours", "sweep_confirm_gpu_hours")
-_WHOLE_NUMBERS = ("sweep_max_runs", "sweep_confirm_runs")
+_NUMBERS: Mapping[str, type] = {
+    "slurm_interval": float, "node_expiry_hours": float, "sweep_confirm_gpu_hours": float, "sweep_max_runs": int,
+    "sweep_confirm_runs": int,
+}  # fmt: skip
 
 
 def load_config(
@@ -135,10 +137,10 @@ def load_config(
     notes: list[str] = []
     project = _nearest(cwd, notes)
     for file in _files(project, environ):
-        settings.update({key: value for key, value in _read(file).items() if value is not None})
-    settings.update(_from_environment(environ, cwd))
+        settings |= _read_file(file)
+    settings |= _read_variables(environ, cwd)
     flags = {"runs": str(cwd / expand_home(runs)) if runs else None, "executor": executor}
-    settings.update({key: value for key, value in flags.items() if value is not None})
+    settings |= {key: value for key, value in flags.items() if value is not None}
     root = follow_links(settings.get("runs") or (project.path.parent if project else cwd) / "runs")
     shared_root = root if settings.get("shared") == "group" else None
     if shared_root is not None:
@@ -185,8 +187,12 @@ def _nearest(cwd: Path, notes: list[str]) -> _File | None:
 
 
 def _files(project: _File | None, environ: Mapping[str, str]) -> Iterator[_File]:
+    try:
+        home = Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config")
+    except RuntimeError:
+        home = Path()  # nobody knows it
     # The site first, since later files override earlier ones.
-    for folder in (Path("/etc/xdg"), _home(environ)):
+    for folder in (Path("/etc/xdg"), home):
         # Relative paths are to be ignored here (XDG Base Directory Specification).
         file = _open(folder / "slurmtrain" / FILE) if folder.is_absolute() else None
         if file is not None:
@@ -209,14 +215,6 @@ def _open(path: Path) -> _File | None:
         raise PathError(f"{path}: cannot be read: {describe_os_error(error)}") from error
 
 
-def _home(environ: Mapping[str, str]) -> Path:
-    """The directory of the user's configuration files; a relative path if it is not known."""
-    try:
-        return Path(environ.get("XDG_CONFIG_HOME") or Path(environ.get("HOME") or "~").expanduser() / ".config")
-    except RuntimeError:
-        return Path()
-
-
 def _is_mine(path: Path) -> bool:
     """Whether the entry itself, be it a link, is this user's."""
     try:
@@ -225,7 +223,7 @@ def _is_mine(path: Path) -> bool:
         return False
 
 
-def _read(file: _File) -> dict[str, Any]:
+def _read_file(file: _File) -> dict[str, Any]:
     from slurmtrain.system.yaml_file import decode_text, parse_yaml
 
     path, text = file.path, decode_text(file.content, file.path)
@@ -241,25 +239,21 @@ def _read(file: _File) -> dict[str, Any]:
     return _checked(document.data, report, mistakes, path.parent, secrets=file.is_private)
 
 
-def _from_environment(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
+def _read_variables(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
+    """The values of environment variables."""
     values: dict[str, Any] = {
         f.name: environ[PREFIX + f.name.upper()] for f in fields(Settings) if environ.get(PREFIX + f.name.upper())
     }
-    for name in _NUMBERS:
+    for name, number in _NUMBERS.items():
         with contextlib.suppress(KeyError, ValueError):
             # What is not a number stays text, and reading the section reports it.
-            values[name] = float(values[name])
-    for name in _WHOLE_NUMBERS:
-        with contextlib.suppress(KeyError, ValueError):
-            values[name] = int(values[name])
+            values[name] = number(values[name])
     mistakes: list[Mistake] = []
 
     def report(at: tuple[str, ...], message: str) -> None:
         mistakes.append(Mistake(f"the environment variable {PREFIX}{'_'.join(at).upper()}", "", message))
 
-    return {
-        key: value for key, value in _checked(values, report, mistakes, cwd, secrets=False).items() if value is not None
-    }
+    return _checked(values, report, mistakes, cwd, secrets=False)
 
 
 def _checked(
@@ -270,7 +264,7 @@ def _checked(
     *,
     secrets: bool,
 ) -> dict[str, Any]:
-    """The values of a source, with absolute paths. Raises SpecError with its mistakes.
+    """The values that a source has, with absolute paths. Raises SpecError with its mistakes.
 
     Args:
         data: The source's keys.
@@ -280,28 +274,22 @@ def _checked(
         secrets: Whether only the user can read the source, so that it may hold a password.
     """
     settings = Section(Settings).read(data, (), report)
-    values = {f.name: getattr(settings, f.name) for f in fields(Settings)}
-    if isinstance(values["registry"], str) and is_url(values["registry"]):
-        values["registry"] = _database(values["registry"], report, secrets=secrets)
+    values = {f.name: value for f in fields(Settings) if (value := getattr(settings, f.name)) is not None}
+    if is_url(values.get("registry", "")):
+        try:
+            values["registry"] = url = read_database_url(values["registry"])
+            if url.password is not None and not secrets:
+                report(
+                    ("registry",),
+                    "has a password, which others could read here; keep it in ~/.pgpass, or in a file that only you "
+                    "can read (chmod 600)",
+                )
+        except ValueError as error:
+            report(("registry",), str(error))
     if mistakes:
         raise SpecError(mistakes)
     for key in _PATHS:
-        if isinstance(values[key], str):
+        if isinstance(values.get(key), str):
             # Not resolved: whose a link is matters.
             values[key] = str(base / expand_home(values[key]))
     return values
-
-
-def _database(text: str, report: Callable[[tuple[str, ...], str], None], *, secrets: bool) -> DatabaseUrl | None:
-    try:
-        url = read_database_url(text)
-    except ValueError as error:
-        report(("registry",), str(error))
-        return None
-    if url.password is not None and not secrets:
-        report(
-            ("registry",),
-            "has a password, which others could read here; keep it in ~/.pgpass, or in a file that only you can read "
-            "(chmod 600)",
-        )
-    return url

@@ -9,7 +9,7 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.api.call import calling, warn
+from slurmtrain.api import calling, issue_warnings
 from slurmtrain.api.run_handle import Overrides, RunHandle, assignments, handles_of, wait_for
 from slurmtrain.config import load_config
 from slurmtrain.errors import UserError
@@ -56,7 +56,7 @@ class Registry:
         """
         directory = None if runs is None else os.fspath(runs)
         self._config = load_config(cwd=current_directory(), environ=os.environ, runs=directory)
-        warn(self._config.notes)
+        issue_warnings(self._config.notes)
 
     def __repr__(self) -> str:
         return f"<registry of {self.path}>"
@@ -102,14 +102,14 @@ class Registry:
         question = Question(
             names=names,
             namesakes=True,
-            where=_texts(where),
-            states=_texts(state),
-            causes=_texts(cause),
+            where=_tuple_of(where),
+            states=_tuple_of(state),
+            causes=_tuple_of(cause),
             since=since.isoformat() if isinstance(since, date) else since,
-            tags=_texts(tag),
+            tags=_tuple_of(tag),
             sweep=sweep,
             node=node,
-            sort=None if sort is None else ",".join(_texts(sort)),
+            sort=None if sort is None else ",".join(_tuple_of(sort)),
             limit=limit,
             for_programs=True,
         )
@@ -169,14 +169,21 @@ class Registry:
         """
         from slurmtrain.ops.submit import load_all, merge_specs, submit_specs
         from slurmtrain.ops.submit.entrances import find_recent
+        from slurmtrain.ops.submit.start_points import start_overrides
 
         with calling(self._config) as call:
             sources = [spec] if isinstance(spec, str | os.PathLike | Mapping) else spec
+            keys = assignments(overrides)
+            if from_ is not None:
+                keys += start_overrides(from_ if isinstance(from_, str) else from_.id, weights_only=weights_only)
+            elif weights_only:
+                raise UserError("weights_only needs from_, the run whose weights are to be taken")
+            others = [after] if isinstance(after, str | RunHandle) else after
             loaded = load_all(
                 [each if isinstance(each, Mapping) else Path(os.fspath(each)) for each in sources],
-                [*assignments(overrides), *_start(from_, weights_only=weights_only)],
+                keys,
                 assignments(sweep),
-                _ids(after),
+                [each.id if isinstance(each, RunHandle) else each for each in others],
                 max_runs=call.workspace.config.sweep_max_runs,
             )
             if key is None and (recent := find_recent(call.workspace, merge_specs(loaded))) is not None:
@@ -243,22 +250,5 @@ class Registry:
             )
 
 
-def _texts(texts: Texts) -> tuple[str, ...]:
+def _tuple_of(texts: Texts) -> tuple[str, ...]:
     return (texts,) if isinstance(texts, str) else tuple(texts)
-
-
-def _start(run: str | RunHandle | None, *, weights_only: bool) -> list[str]:
-    """The overrides with which runs begin with a checkpoint of another one. Raises UserError."""
-    if run is None:
-        if weights_only:
-            raise UserError("weights_only needs from_, the run whose weights are to be taken")
-        return []
-    from slurmtrain.ops.submit.start_points import start_overrides
-
-    return start_overrides(run if isinstance(run, str) else run.id, weights_only=weights_only)
-
-
-def _ids(runs: str | RunHandle | Sequence[str | RunHandle]) -> list[str]:
-    """The ids of runs, or what else names them."""
-    every = [runs] if isinstance(runs, str | RunHandle) else runs
-    return [each.id if isinstance(each, RunHandle) else each for each in every]

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
-from datetime import datetime
+from dataclasses import dataclass, field, fields, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
-from slurmtrain.api.call import Call, TimeLimit, calling, our_errors, warn
-from slurmtrain.api.records import AttemptInfo, CheckpointInfo, moment
+from slurmtrain.api import Call, TimeLimit, calling, issue_warnings, our_errors
 from slurmtrain.config import Config
-from slurmtrain.errors import RunNotFound, SlurmtrainError, UserError, WaitTimedOut
-from slurmtrain.model.metrics.curves import Curve
-from slurmtrain.model.run.run import ENDED
+from slurmtrain.errors import NotAvailable, RunNotFound, SlurmtrainError, UserError, WaitTimedOut
+from slurmtrain.model.metrics.curves import Curve, Points
+from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.run.run import ENDED, Attempt, Checkpoint, Run
 from slurmtrain.ops.logs import Choice, Line, read_logs
 from slurmtrain.ops.shared.observe import Observed, check_readable, observe
 from slurmtrain.ops.shared.views import RunRecord
@@ -22,8 +22,6 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     import pandas as pd
-
-    from slurmtrain.model.run.run import Run
 
 T = TypeVar("T")
 
@@ -53,6 +51,84 @@ class Fact(Generic[T]):
 
     def __set__(self, run: RunHandle, value: object) -> None:
         raise AttributeError(f"{self._name} of a run cannot be set")
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptInfo:
+    """One start of a run on nodes. Steps are counted as finished."""
+
+    number: int
+    """Counted from 1."""
+    job_id: str | None
+    """Its job; several attempts have the same one if Slurm requeued it."""
+    restart: int
+    """How often the job had been requeued before."""
+    state: str
+    """``pending``, ``running``, or how it ended: one of the states of runs."""
+    cause: str | None
+    """Why it ended, such as ``completed``, ``preempted`` or ``oom``; None: it has not."""
+    reason: str
+    """What is known about that, as a sentence; may be empty."""
+    nodes: tuple[str, ...]
+    """Its hosts, in the order of their ranks."""
+    submitted_at: datetime | None
+    started_at: datetime | None
+    ended_at: datetime | None
+    first_step: int | None
+    """The step that it resumed from."""
+    last_step: int | None
+    """The last step that it finished."""
+    lost_steps: int | None
+    """How many of its steps were trained again afterwards; None: not known yet."""
+    seconds: Mapping[str, float] = field(default_factory=dict)
+    """What its time was spent on, in seconds: ``queue``, ``train``, ``lost`` and others (docs/goodput.md)."""
+
+    @classmethod
+    def from_record(cls, attempt: Attempt) -> Self:
+        """An ``attempt`` of the record of its run."""
+        own = {"job_id": attempt.job_id or None, "nodes": tuple(attempt.nodes), "seconds": dict(attempt.spent)}
+        return cls(**{**_values(cls, attempt), **own})
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """A checkpoint that is on disk."""
+
+    step: int | None
+    """None: its format does not say."""
+    path: Path
+    bytes: int
+    saved_at: datetime | None
+    complete: bool
+    """Whether a run can resume from it."""
+    verified: bool
+    """Whether its files were found to be what their manifest says."""
+    why: str
+    """Why it was saved: ``interval``, ``steps``, ``asked``, ``stop``, ``end``; ``found``: by the user's script."""
+    metrics: Mapping[str, float | None]
+    """The newest values when it was saved."""
+    attempt: int | None
+    """The number of the attempt that saved it."""
+
+    @classmethod
+    def from_record(cls, checkpoint: Checkpoint, directory: RunDir) -> Self:
+        """A ``checkpoint`` of the record of the run in this ``directory``."""
+        own = {"path": directory.path / checkpoint.path, "metrics": dict(checkpoint.metrics)}
+        return cls(**{**_values(cls, checkpoint), **own})
+
+
+def moment(seconds: float | None) -> datetime | None:
+    """A time given in ``seconds`` since 1970, in UTC; None if no calendar has it."""
+    try:
+        return None if seconds is None else datetime.fromtimestamp(seconds, UTC)
+    except (ValueError, OverflowError, OSError):
+        return None
+
+
+def _values(cls: type[AttemptInfo | CheckpointInfo], record: Attempt | Checkpoint) -> dict[str, Any]:
+    """What a record has of the fields of a class that shows it, with times as datetimes."""
+    names = [each.name for each in fields(cls) if hasattr(record, each.name)]
+    return {name: moment(getattr(record, name)) if name.endswith("_at") else getattr(record, name) for name in names}
 
 
 class RunHandle:
@@ -202,8 +278,6 @@ class RunHandle:
             UserError: It has not logged one of these metrics.
             RunUnreadable: A file cannot be read.
         """
-        from slurmtrain.api.frames import frame_of
-
         return frame_of(self.curves(names, superseded=superseded))
 
     def logs(
@@ -228,7 +302,7 @@ class RunHandle:
         """
         choice = _choice(lines, rank, attempt, grep)
         with calling(self._config, again=True) as call:
-            return [_printable(line) for line in read_logs(call.workspace, self.id, choice)]
+            return [_as_text(line) for line in read_logs(call.workspace, self.id, choice)]
 
     def follow_logs(
         self, *, lines: int | None = None, rank: int | None = None, grep: str | None = None
@@ -336,10 +410,10 @@ class RunHandle:
 
     def _follow(self, choice: Choice) -> Iterator[Line]:
         # No call: it would keep the process's umask private while the caller's own program runs between two lines.
-        workspace = Workspace(self._config, looks_again=True, warn=lambda note: warn([note]))
+        workspace = Workspace(self._config, looks_again=True, warn=lambda note: issue_warnings([note]))
         with our_errors():
             try:
-                yield from map(_printable, read_logs(workspace, self.id, choice, follow=True))
+                yield from map(_as_text, read_logs(workspace, self.id, choice, follow=True))
             finally:
                 workspace.close()
 
@@ -426,6 +500,39 @@ def _choice(lines: int | None, rank: int | None, attempt: int | None, grep: str 
     return Choice(rank=rank, attempt=attempt, newest=lines, pattern=pattern)
 
 
-def _printable(line: Line) -> Line:
+def _as_text(line: Line) -> Line:
     """A ``line`` whose bytes that are no text were replaced, so that it can be printed."""
     return replace(line, text=line.text.encode(errors="surrogateescape").decode(errors="replace"))
+
+
+def frame_of(curves: Mapping[str, Curve]) -> pd.DataFrame:
+    """A row for each point of these ``curves``: ``metric``, ``step``, ``attempt``, ``time``, ``value``, ``superseded``.
+
+    Raises NotAvailable without pandas.
+    """
+    try:
+        import numpy as np
+        import pandas as pd
+    except ImportError as error:
+        raise NotAvailable(
+            f"a DataFrame needs pandas ({error}): pip install 'slurmtrain[pandas]'; curves() has the same points "
+            "without it"
+        ) from error
+    columns: list[tuple[str, Points, bool]] = []
+    for name, curve in curves.items():
+        columns += [(name, curve.kept, False), (name, curve.superseded, True)]
+    lengths = [len(points) for _, points, _ in columns]
+
+    def joined(field: str, kind: str) -> np.ndarray:
+        return np.concatenate([np.empty(0, kind), *(np.asarray(getattr(points, field)) for _, points, _ in columns)])
+
+    return pd.DataFrame(
+        {
+            "metric": np.repeat(np.array([name for name, _, _ in columns], object), lengths),
+            "step": joined("steps", "int64"),
+            "attempt": joined("attempts", "int64"),
+            "time": pd.to_datetime(joined("times", "float64"), unit="s", utc=True),
+            "value": joined("values", "float64"),
+            "superseded": np.repeat(np.array([superseded for _, _, superseded in columns], bool), lengths),
+        }
+    )

@@ -314,6 +314,12 @@ def describe_os_error(error: OSError) -> str:
     return (error.strerror or str(error)).lower()
 
 
+def describe_os_error_at(error: OSError) -> str:
+    """The same after the path that it is about, if it names one."""
+    path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
+    return path + describe_os_error(error)
+
+
 # --- how much a file system can still take ----------------------------------------------------------------------------
 
 # The error numbers of a write for which there is no room: on the file system, or in a quota.

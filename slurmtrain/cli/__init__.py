@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import sys
 from collections.abc import Sequence
 from functools import cached_property
@@ -30,33 +29,33 @@ COMMANDS = {
     "diff": ("compare_commands", "Show how two runs differ: spec, code, environment, result."),
     "compare": ("compare_commands", "Compare runs: what differs, and the metrics."),
     "logs": ("log_commands", "Print the logs of a run."),
-    "ui": ("ui_commands", "Show runs in MLflow, in a browser."),
-    "plot": ("plot_commands", "Draw curves of metrics."),
+    "ui": ("log_commands", "Show runs in MLflow, in a browser."),
+    "plot": ("log_commands", "Draw curves of metrics."),
     "wait": ("watch_commands", "Wait until runs have ended."),
     "resume": ("start_commands", "Resume a run from its newest checkpoint."),
     "rerun": ("start_commands", "Submit a run again: the same plan and code."),
     "cancel": ("watch_commands", "Cancel runs."),
     "sync": ("watch_commands", "Reconcile runs, registry and MLflow."),
     "watch": ("watch_commands", "Restart interrupted runs, until stopped."),
-    "tag": ("mark_commands", "Tag runs."),
-    "note": ("mark_commands", "Write a note on a run."),
-    "archive": ("mark_commands", "Leave runs out of lists."),
-    "delete": ("delete_commands", "Delete the files of runs."),
+    "tag": ("upkeep_commands", "Tag runs."),
+    "note": ("upkeep_commands", "Write a note on a run."),
+    "archive": ("upkeep_commands", "Leave runs out of lists."),
+    "delete": ("upkeep_commands", "Delete the files of runs."),
     "checkpoints": ("checkpoint_commands", "List the checkpoints of a run."),
     "checkpoint": ("checkpoint_commands", "Have a run save now."),
     "verify": ("checkpoint_commands", "Check checkpoints against their manifests."),
     "prune": ("checkpoint_commands", "Delete checkpoints that are not to be kept."),
-    "clean": ("delete_commands", "Remove what no run needs any more."),
+    "clean": ("upkeep_commands", "Remove what no run needs any more."),
     "export": ("checkpoint_commands", "Write the model of a checkpoint to a single file."),
-    "preflight": ("preflight_commands", "Check nodes without training."),
-    "doctor": ("doctor_commands", "Predict what interruptions do here, or explain why a run failed."),
-    "nodes": ("preflight_commands", "List nodes that failed a preflight."),
-    "registry": ("registry_commands", "Manage the registry."),
-    "completion": ("completion", "Print a shell completion script."),
-    "schema": ("completion", "Print the JSON Schema of specs, for editors."),
+    "preflight": ("check_commands", "Check nodes without training."),
+    "doctor": ("check_commands", "Predict what interruptions do here, or explain why a run failed."),
+    "nodes": ("check_commands", "List nodes that failed a preflight."),
+    "registry": ("upkeep_commands", "Manage the registry."),
+    "completion": ("upkeep_commands", "Print a shell completion script."),
+    "schema": ("upkeep_commands", "Print the JSON Schema of specs, for editors."),
 }
 
-# By name: the module that has a function of this name, and the short help.
+# By name: the module that has the function ``name_command``, and the short help.
 _OWN = {name: (f"slurmtrain.cli.{module}", text) for name, (module, text) in COMMANDS.items()}
 # The entry points of plug-ins: each refers to such a mapping.
 PLUGINS = "slurmtrain.commands"
@@ -96,10 +95,10 @@ class LazyGroup(click.Group):
     def places(self) -> dict[str, tuple[str, str]]:
         """The module and the short help of each command: slurmtrain's own by topic, then what plug-ins add."""
         # Imported here: looking for plug-ins takes longer than importing click.
-        from importlib.metadata import entry_points
+        from slurmtrain.system.plugins import declared
 
         places = dict(_OWN)
-        for point in sorted(entry_points(group=PLUGINS), key=lambda point: point.name):
+        for point in sorted(declared(PLUGINS), key=lambda point: point.name):
             for name, place in point.load().items():
                 places.setdefault(name, place)
         return places
@@ -113,7 +112,7 @@ class LazyGroup(click.Group):
         place = _OWN.get(cmd_name) or self.places.get(cmd_name)
         if place is None:
             return None
-        command: click.Command = getattr(import_module(place[0]), cmd_name)
+        command: click.Command = getattr(import_module(place[0]), f"{cmd_name}_command")
         command.short_help = place[1]
         return command
 
@@ -172,7 +171,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
 def _run(arguments: list[str]) -> int:
     """Execute a command, report its errors, and return the exit code."""
     try:
-        _check_encoding(arguments)
+        for argument in arguments:
+            # What is no UTF-8 could not be recorded in text files.
+            if argument.encode(errors="replace").decode() != argument:
+                raise UserError(f"the argument {argument!a} is not valid UTF-8; rename the file, or correct it")
         return cli.main(arguments, prog_name="slurmtrain", standalone_mode=False) or 0
     except click.ClickException as error:
         text = io.StringIO()
@@ -197,25 +199,14 @@ def _run(arguments: list[str]) -> int:
 
             output.echo(*traceback.format_exc().rstrip("\n").split("\n"), err=True)
         else:
+            from slurmtrain.system.files import describe_os_error_at
+
+            sentence = str(error)
+            if not isinstance(error, SlurmtrainError):
+                sentence = f"{describe_os_error_at(error)}; --debug shows where"
             # After an empty line, there may be the text of a file to write.
-            message, empty, to_write = _describe(error).rstrip("\n").partition("\n\n")
+            message, empty, to_write = sentence.rstrip("\n").partition("\n\n")
             output.echo(*(f"error: {line}" for line in message.split("\n")), err=True)
             if empty:
                 output.echo("", *to_write.split("\n"), err=True)
         return error.exit_code if isinstance(error, SlurmtrainError) else 1
-
-
-def _check_encoding(arguments: list[str]) -> None:
-    """Raise UserError unless all arguments can be recorded in text files."""
-    for argument in arguments:
-        try:
-            argument.encode()
-        except UnicodeEncodeError:
-            raise UserError(f"the argument {argument!a} is not valid UTF-8; rename the file, or correct it") from None
-
-
-def _describe(error: SlurmtrainError | OSError) -> str:
-    if isinstance(error, SlurmtrainError):
-        return str(error)
-    path = f"{os.fsdecode(error.filename)}: " if isinstance(error.filename, str | bytes) else ""
-    return f"{path}{(error.strerror or str(error)).lower()}; --debug shows where"

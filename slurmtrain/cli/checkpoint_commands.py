@@ -11,7 +11,6 @@ from slurmtrain.cli import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.prune import Pruned
     from slurmtrain.ops.request_checkpoint import RequestOutcome, SaveRequest
     from slurmtrain.ops.verify import Verified
 
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 @options.run_argument
 @click.option("--all", "with_pruned", is_flag=True, help="Include pruned checkpoints.")
 @options.json_option
-def checkpoints(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) -> int:
+def checkpoints_command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) -> int:
     """List the checkpoints of RUN: why and how fast each was saved, and why it is kept.
 
     SECONDS is the duration of the save, STALL how long training stood still for it. A complete checkpoint of a session
@@ -57,7 +56,7 @@ def checkpoints(workspace: Workspace, run: str, with_pruned: bool, as_json: bool
     help="Seconds to wait for the checkpoint.",
 )  # fmt: skip
 @options.json_option
-def checkpoint(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_json: bool) -> int:
+def checkpoint_command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_json: bool) -> int:
     """Ask RUN to save at the end of its current step, wait until it has, and print where the checkpoint is.
 
     Training continues. Exits with 1 if the run could not save, ended without saving, or has not saved in time.
@@ -109,14 +108,14 @@ def describe_outcome(outcome: RequestOutcome, request: SaveRequest, timeout: flo
 @click.option("--step", metavar="N", type=click.IntRange(min=0), help="Only the checkpoint of this step.")
 @click.option("--sizes", is_flag=True, help="Compare only sizes, and read no file.")
 @options.json_option
-def verify(workspace: Workspace, run: str, step: int | None, sizes: bool, as_json: bool) -> int:
+def verify_command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_json: bool) -> int:
     """Compare the files of RUN's checkpoints with the sizes and hashes of their manifests.
 
     Checkpoints that the script saves by itself are checked as far as their formats describe their files.
 
     Exits with 0 if all are good, with 1 if one is bad. Nothing is renamed or deleted.
     """
-    from slurmtrain.cli.progress_bars import byte_progress
+    from slurmtrain.cli.tables import byte_progress
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.verify import verify
 
@@ -156,7 +155,7 @@ def _advice(verified: Verified, step: int | None) -> str:
 @options.run_argument
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
 @options.json_option
-def prune(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int:
+def prune_command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int:
     """Delete the checkpoints of RUN that checkpoint.keep of its spec does not keep, as the run does after each save.
 
     Works while the run trains. If it has ended, checkpoints that its attempts left half-written are deleted too. The
@@ -170,24 +169,19 @@ def prune(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int:
     output.warn(pruned.problems)
     if as_json:
         output.print_json(pruned.to_dict())
-    else:
-        _print_pruned(pruned)
-    return 1 if pruned.problems else 0
-
-
-def _print_pruned(pruned: Pruned) -> None:
+        return 1 if pruned.problems else 0
     rows = [(str(each.step), formatting.size(each.bytes), each.why, str(each.path)) for each in pruned.checkpoints]
     for leftover in pruned.leftovers:
         why = "complete: published" if leftover.complete else "left by an attempt that died"
         rows.append(("-", formatting.size(leftover.bytes), why, str(leftover.path)))
     if rows:
         tables.print_table(("STEP", "SIZE", "WHY", "PATH"), rows)
-    for checkpoint in pruned.checkpoints:
-        for fork in pruned.forks.get(checkpoint.step, ()):
-            output.echo(f"run {fork} began with step {checkpoint.step}, and keeps its own copy", err=True)
-    verb = "would be free" if pruned.dry else "are free now"
-    summary = f"{formatting.size(pruned.bytes)} {verb}" if rows else "nothing to delete"
-    output.echo(f"run {pruned.run.id}: {summary}", err=True)
+    for each in pruned.checkpoints:
+        for fork in pruned.forks.get(each.step, ()):
+            output.note(f"run {fork} began with step {each.step}, and keeps its own copy")
+    verb = "would be free" if dry_run else "are free now"
+    output.note(f"run {run_id}: {f'{formatting.size(pruned.bytes)} {verb}' if rows else 'nothing to delete'}")
+    return 1 if pruned.problems else 0
 
 
 @options.command("export digits --to model.safetensors")
@@ -207,7 +201,7 @@ def _print_pruned(pruned: Pruned) -> None:
     help="Register the file in MLflow as a new version of MODEL, with the run's id, step and hash.",
 )  # fmt: skip
 @options.json_option
-def export(
+def export_command(
     workspace: Workspace, run: str, to: Path, step: int | None, name: str | None, force: bool, model: str | None,
     as_json: bool,
 ) -> int:  # fmt: skip
@@ -215,7 +209,7 @@ def export(
 
     Names are as in the module's own state_dict. The export needs as much memory as the module.
     """
-    from slurmtrain.cli.progress_bars import byte_progress
+    from slurmtrain.cli.tables import byte_progress
     from slurmtrain.ops.export import ExportRequest, export
     from slurmtrain.ops.register import export_registered
     from slurmtrain.ops.shared.find import find

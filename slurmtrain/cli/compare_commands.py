@@ -11,16 +11,15 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli import complete, formatting, options, output, tables
+from slurmtrain.cli import formatting, options, output, tables
 from slurmtrain.cli.options import over_option, split_words, where_option
 from slurmtrain.cli.tables import GAP, Column, field_column, run_columns
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.metrics.curves import Divergence
     from slurmtrain.model.query.comparison import Compared, SeedGroup
     from slurmtrain.ops.query.compare import Answer, RankedGroup
-    from slurmtrain.ops.query.diff import CheckpointEquality, CodeDifference, RunDifference
+    from slurmtrain.ops.query.diff import CodeDifference, RunDifference
     from slurmtrain.ops.query.select import Question
     from slurmtrain.ops.shared.observe import ListedRuns
 
@@ -33,11 +32,11 @@ _COMMIT = 12
 @options.command("compare 'cnn*'", "compare 0k2f 0k2g --metrics val_loss,acc --by acc", looks=True)
 @options.runs_argument
 @click.option(
-    "--metrics", metavar="NAME[,NAME]", callback=split_words, shell_complete=complete.complete_metrics,
+    "--metrics", metavar="NAME[,NAME]", callback=split_words, shell_complete=options.complete_metrics,
     help="The metrics to compare.",
 )  # fmt: skip
 @click.option(
-    "--by", metavar="METRIC", shell_complete=complete.complete_metric,
+    "--by", metavar="METRIC", shell_complete=options.complete_metric,
     help="The metric to sort by; by default the first of those compared.",
 )  # fmt: skip
 @options.larger_option
@@ -45,12 +44,12 @@ _COMMIT = 12
 @where_option
 @click.option("--performance", is_flag=True, help="Compare speed, and the resources that it took.")
 @click.option(
-    "--baseline", metavar="RUN", shell_complete=complete.complete_run,
+    "--baseline", metavar="RUN", shell_complete=options.complete_run,
     help="With --performance: the run to compare the others with; by default the one with the fewest GPUs.",
 )  # fmt: skip
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, a line for each run.")
 @options.json_option
-def compare(
+def compare_command(
     workspace: Workspace, names: tuple[str, ...], metrics: tuple[str, ...], by: str | None, larger: bool | None,
     over: tuple[str, ...], where: tuple[str, ...], performance: bool, baseline: str | None, as_csv: bool,
     as_json: bool,
@@ -145,32 +144,22 @@ def _print_comparison(answer: Answer) -> None:
         output.echo("the runs have the same settings", err=True)
     if answer.criterion is not None:
         output.echo(str(answer.criterion), err=True)
-    columns, lines = _columns(answer), list(_lines(answer))
-    cells = [[column.title for column in columns], *([column.cell(line) for column in columns] for line in lines)]
-    if output.is_terminal(sys.stdout) and _is_better_upright(cells, tables.console().width):
-        first, *others = zip(*cells, strict=True)
-        rooms = [None, *(_LEAST_OF_RUN for _ in lines)]
-        upright = [Column(title, itemgetter(i), room) for i, (title, room) in enumerate(zip(first, rooms, strict=True))]
-        tables.print_lines(upright, others)
-    else:
-        tables.print_lines(columns, lines)
+    columns, lines = _comparison_columns(answer), list(_comparison_lines(answer))
+    if output.is_terminal(sys.stdout):
+        cells = [[column.title for column in columns], *([column.cell(line) for column in columns] for line in lines)]
+        upright, width = list(zip(*cells, strict=True)), tables.console().width
+        narrowed = _table_width([line[:1] for line in upright]) + len(lines) * (GAP + _LEAST_OF_RUN)
+        # With a line for each difference, not for each run, more of it may fit.
+        if _table_width(cells) > width and min(_table_width(upright), narrowed) <= width:
+            rooms = [None, *(_LEAST_OF_RUN for _ in lines)]
+            titles = zip(upright[0], rooms, strict=True)
+            columns = [Column(title, itemgetter(index), room) for index, (title, room) in enumerate(titles)]
+            tables.print_lines(columns, upright[1:])
+            return
+    tables.print_lines(columns, lines)
 
 
-def _is_better_upright(lines: Sequence[Sequence[str]], width: int) -> bool:
-    """Whether a table should have a line for each difference, not for each run: then more of it fits.
-
-    Args:
-        lines: The table with a line for each run, header first.
-        width: How wide the terminal is.
-    """
-    upright = list(zip(*lines, strict=True))
-    names = _width([line[:1] for line in upright])
-    return _width(lines) > width and (
-        _width(upright) <= width or names + (len(lines) - 1) * (GAP + _LEAST_OF_RUN) <= width
-    )
-
-
-def _width(lines: Sequence[Sequence[str]]) -> int:
+def _table_width(lines: Sequence[Sequence[str]]) -> int:
     """How wide a table is, in cells."""
     from rich.cells import cell_len
 
@@ -181,7 +170,7 @@ def _width(lines: Sequence[Sequence[str]]) -> int:
 _Line = tuple["SeedGroup", bool]
 
 
-def _lines(answer: Answer) -> Iterator[_Line]:
+def _comparison_lines(answer: Answer) -> Iterator[_Line]:
     """A line for each group; if there is only one, for each of its runs, and for all of them."""
     groups = answer.comparison.groups
     for group in groups:
@@ -192,47 +181,44 @@ def _lines(answer: Answer) -> Iterator[_Line]:
         yield group, True
 
 
-def _columns(answer: Answer) -> list[Column]:
+def _comparison_columns(answer: Answer) -> list[Column]:
     """The columns: on a narrow terminal the sort criterion, and the settings of runs, are shown first."""
     by = answer.criterion.name.removeprefix("metrics.") if answer.criterion else ""
 
     def fact(title: str, cell: Callable[[Sequence[Compared]], str], *widths: int) -> Column:
         return Column(title, lambda line: "-" if line[1] else cell(line[0].runs), *widths)
 
+    def identity(line: _Line) -> str:
+        runs = line[0].runs
+        return "mean" if line[1] else f"{runs[0].id} +{len(runs) - 1}" if len(runs) > 1 else runs[0].id
+
+    def setting(name: str, runs: Sequence[Compared]) -> str:
+        values = dict.fromkeys(formatting.setting(run.settings.get(name)) for run in runs)
+        return ",".join(value[:_COMMIT] if name == "git.commit" else value for value in values)
+
+    def best(metric: str, line: _Line) -> str:
+        group, _ = line
+        step = group.runs[0].scores[metric].best_step if len(group.runs) == 1 else None
+        return formatting.spread(group.spread(metric, best=True)) + ("" if step is None else f" @{step}")
+
+    def newest(metric: str, line: _Line) -> str:
+        return formatting.spread(line[0].spread(metric))
+
     columns = [
-        Column("ID", lambda line: "mean" if line[1] else _name(line[0].runs)),
+        Column("ID", identity),
         fact("NAME", lambda runs: runs[0].name, 8, 6),
         replace(fact("STATE", lambda runs: ",".join(dict.fromkeys(run.state for run in runs))), rank=6),
         *(
-            fact(name.removeprefix("params."), partial(_setting, name), 8, 3 if name in answer.comparison.over else 1)
+            fact(name.removeprefix("params."), partial(setting, name), 8, 3 if name in answer.comparison.over else 1)
             for name in answer.comparison.differs
         ),
     ]
     for metric in answer.metrics:
         rank = 0 if metric == by else 3
-        columns.append(Column(metric, partial(_newest, metric), rank=rank))
+        columns.append(Column(metric, partial(newest, metric), rank=rank))
         if metric in answer.ranged:
-            columns.append(Column(f"best {metric}", partial(_best, metric), rank=rank + 2))
+            columns.append(Column(f"best {metric}", partial(best, metric), rank=rank + 2))
     return columns
-
-
-def _name(runs: Sequence[Compared]) -> str:
-    return f"{runs[0].id} +{len(runs) - 1}" if len(runs) > 1 else runs[0].id
-
-
-def _setting(name: str, runs: Sequence[Compared]) -> str:
-    values = dict.fromkeys(formatting.setting(run.settings.get(name)) for run in runs)
-    return ",".join(value[:_COMMIT] if name == "git.commit" else value for value in values)
-
-
-def _newest(metric: str, line: _Line) -> str:
-    return formatting.spread(line[0].spread(metric))
-
-
-def _best(metric: str, line: _Line) -> str:
-    group, _ = line
-    step = group.runs[0].scores[metric].best_step if len(group.runs) == 1 else None
-    return formatting.spread(group.spread(metric, best=True)) + ("" if step is None else f" @{step}")
 
 
 def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
@@ -260,7 +246,7 @@ def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
 )
 @options.some_runs_argument
 @click.option(
-    "--by", metavar="METRIC", shell_complete=complete.complete_metric,
+    "--by", metavar="METRIC", shell_complete=options.complete_metric,
     help="The metric, or min:METRIC, METRIC@STEP, ...; by default a search's own, or the only one that runs have.",
 )  # fmt: skip
 @options.larger_option
@@ -268,7 +254,7 @@ def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
 @over_option
 @where_option
 @options.json_option
-def best(
+def best_command(
     workspace: Workspace, names: tuple[str, ...], by: str | None, larger: bool | None, top: int,
     over: tuple[str, ...], where: tuple[str, ...], as_json: bool,
 ) -> int:  # fmt: skip
@@ -346,11 +332,11 @@ _SHOWN = 20
 
 
 @options.command("diff 6am5hhj838 6am6erpw4z", "diff digits @last --code", looks=True)
-@click.argument("first", metavar="A", shell_complete=complete.complete_run)
-@click.argument("second", metavar="B", shell_complete=complete.complete_run)
+@click.argument("first", metavar="A", shell_complete=options.complete_run)
+@click.argument("second", metavar="B", shell_complete=options.complete_run)
 @click.option("--code", "lines", is_flag=True, help="Also print the differing lines of text files of the code.")
 @options.json_option
-def diff(workspace: Workspace, first: str, second: str, lines: bool, as_json: bool) -> int:
+def diff_command(workspace: Workspace, first: str, second: str, lines: bool, as_json: bool) -> int:
     """Show how runs A and B differ: in their specs, code, environments and results, and whether checkpoints are equal.
 
     A run is named by its id, the beginning of its id, its name or @last. What was changed by 'resume' counts as it was
@@ -369,19 +355,31 @@ def diff(workspace: Workspace, first: str, second: str, lines: bool, as_json: bo
 
 def _print_difference(difference: RunDifference) -> None:
     headers = [f"{run['id']} {run['name']}" for run in difference.runs]
-    _section("SPEC", headers, [(key, *map(formatting.setting, pair)) for key, pair in difference.spec.items()])
+    _print_section("SPEC", headers, [(key, *map(formatting.setting, pair)) for key, pair in difference.spec.items()])
     _print_code(difference.code)
-    for kind, changes in difference.environment.items():
+    for kind, changes in (difference.environment or {"": {}}).items():
         rows = [(name, *map(_text, pair)) for name, pair in changes.items()]
-        _section(f"ENVIRONMENT: {kind}", headers, rows)
-    if not difference.environment:
-        _section("ENVIRONMENT", headers, [])
-    _section("RESULT", [*headers, "DIFFERENCE"], list(_results(difference.result)))
-    _print_metrics(difference.metrics, headers)
-    output.echo("", f"CHECKPOINTS: {_describe_checkpoints(difference.checkpoints)}")
+        _print_section(f"ENVIRONMENT: {kind}" if kind else "ENVIRONMENT", headers, rows)
+    _print_section("RESULT", [*headers, "DIFFERENCE"], list(_result_rows(difference.result)))
+    differing = [
+        (name, str(each.step), *map(repr, each.values), f"{each.steps} steps")
+        for name, each in difference.metrics.items()
+        if each.values is not None
+    ]
+    if differing:
+        _print_section("FIRST DIFFERENCE", ["STEP", *headers, "BOTH HAVE"], differing)
+    same = [name for name, each in difference.metrics.items() if each.values is None and each.steps]
+    if same:
+        output.echo("", f"METRICS: equal at all steps that both have: {', '.join(same)}")
+    checkpoints = difference.checkpoints
+    outcome = "are equal, bit for bit"
+    if not checkpoints.equal:
+        outcome = "differ: in weights, or in states of optimizers or random numbers"
+    sentence = checkpoints.why if checkpoints.equal is None else f"those of step {checkpoints.step} {outcome}"
+    output.echo("", f"CHECKPOINTS: {sentence}")
 
 
-def _section(title: str, headers: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
+def _print_section(title: str, headers: Sequence[str], rows: Sequence[tuple[str, ...]]) -> None:
     """A table with a line for each difference, or a line that says that there is none."""
     if not rows:
         output.echo("", f"{title}: no difference")
@@ -408,43 +406,17 @@ def _print_code(code: CodeDifference) -> None:
         output.verbatim(line)
 
 
-def _print_metrics(metrics: Mapping[str, Divergence], headers: Sequence[str]) -> None:
-    """At which step metrics begin to differ, and in a line how many do not."""
-    differing = {name: each for name, each in metrics.items() if each.values is not None}
-    rows = [
-        (name, str(each.step), *map(repr, each.values or ()), f"{each.steps} steps") for name, each in differing.items()
-    ]
-    if rows:
-        _section("FIRST DIFFERENCE", ["STEP", *headers, "BOTH HAVE"], rows)
-    same = [name for name, each in metrics.items() if each.values is None and each.steps]
-    if same:
-        output.echo("", f"METRICS: equal at all steps that both have: {', '.join(same)}")
-
-
-def _results(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+    """Name, both values, and by how much the second is larger, if both are figures, of what either run has."""
     for name, pair in result.items():
         if any(value not in (None, 0) for value in pair) or name in ("state", "step"):
             first, second = (formatting.duration(value) if name == "seconds" else _text(value) for value in pair)
-            yield name.replace("_", " ") if name in ("gpu_hours", "lost_steps") else name, first, second, _change(pair)
-
-
-def _change(pair: Sequence[Any]) -> str:
-    """By how much the second of two figures is larger; nothing if they are equal, or no figures."""
-    first, second = pair
-    if any(isinstance(value, str | None) for value in pair) or first == second:
-        return ""
-    return f"{second - first:+.4g}"
+            is_change = pair[0] != pair[1] and not any(isinstance(value, str | None) for value in pair)
+            title = name.replace("_", " ") if name in ("gpu_hours", "lost_steps") else name
+            yield title, first, second, f"{pair[1] - pair[0]:+.4g}" if is_change else ""
 
 
 def _text(value: Any) -> str:
     if value is None:
         return "-"
     return formatting.number(value) if isinstance(value, float) else str(value)
-
-
-def _describe_checkpoints(checkpoints: CheckpointEquality) -> str:
-    if checkpoints.equal is None:
-        return checkpoints.why
-    if checkpoints.equal:
-        return f"those of step {checkpoints.step} are equal, bit for bit"
-    return f"those of step {checkpoints.step} differ: in weights, or in states of optimizers or random numbers"

@@ -30,11 +30,19 @@ def check_rows(checks: Checks) -> list[tuple[str, str, str, str]]:
     for check, findings in _by_check(checks).items():
         alike: dict[tuple[str, str], list[str]] = {}
         for host, finding in findings.items():
-            alike.setdefault(_comparison_key(finding), []).append(host)
+            status = str(finding["status"])
+            # Nodes that pass share a row whatever they report.
+            wording = "" if status in _QUIET else pattern(str(finding["summary"]))
+            alike.setdefault((status, wording), []).append(host)
         # What most nodes report comes first.
         for (status, _), hosts in sorted(alike.items(), key=lambda item: -len(item[1])):
             summaries = [(host, str(findings[host]["summary"])) for host in hosts]
-            rows.append((check, status, _describe_hosts(hosts, len(findings)), _summarize(summaries)))
+            nodes = f"all {len(hosts)}" if len(hosts) == len(findings) > 1 else formatting.describe_nodes(hosts)
+            if len({pattern(summary) for _, summary in summaries}) == 1:
+                summary = merge(summaries)
+            else:
+                summary = f"{summaries[0][1]} ({summaries[0][0]})"
+            rows.append((check, status, nodes, summary))
     return rows
 
 
@@ -53,8 +61,9 @@ def finding_lines(attempts: Sequence[Mapping[str, Any]]) -> list[str]:
                     alike.setdefault((status, check, pattern(summary)), []).append((attempt["number"], host, summary))
     lines = []
     for (status, check, _), reports in alike.items():
-        numbers = {number for number, _, _ in reports}
-        within = "" if len(attempts) == 1 else f" in {_describe_attempts(numbers)}"
+        numbers = sorted({number for number, _, _ in reports})
+        listed = f"attempt{'s' * (len(numbers) > 1)} {compress_hostlist(map(str, numbers)).strip('[]')}"
+        within = "" if len(attempts) == 1 else f" in {listed}"
         nodes = formatting.describe_nodes(host for _, host, _ in reports)
         lines.append(f"{status}  {check} on {nodes}{within}: {merge([report[1:] for report in reports])}")
     return lines
@@ -116,11 +125,13 @@ def excluded_addresses(network: Mapping[str, Any] | None) -> list[str]:
     alike: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for excluded in (network or {}).get("excluded", ()):
         alike.setdefault((excluded["interface"], excluded["why"]), []).append(excluded)
-    return [
-        f"{interface} {_describe_addresses(excluded)} on "
-        f"{formatting.describe_nodes(each['host'] for each in excluded)}: {reason}"
-        for (interface, reason), excluded in alike.items()
-    ]
+    lines = []
+    for (interface, reason), excluded in alike.items():
+        addresses = list(dict.fromkeys(str(each["address"]) for each in excluded))
+        more = f" and {len(addresses) - 1} more" if len(addresses) > 1 else ""
+        nodes = formatting.describe_nodes(each["host"] for each in excluded)
+        lines.append(f"{interface} {addresses[0]}{more} on {nodes}: {reason}")
+    return lines
 
 
 def speed(mbps: float | None) -> str:
@@ -138,38 +149,14 @@ def _by_check(checks: Checks) -> dict[str, dict[str, Mapping[str, Any]]]:
     return by_check
 
 
-def _comparison_key(finding: Mapping[str, Any]) -> tuple[str, str]:
-    """A key that is equal for nodes that share a row; nodes that pass share one whatever they report."""
-    status = str(finding["status"])
-    return (status, "" if status in _QUIET else pattern(str(finding["summary"])))
-
-
-def _describe_hosts(hosts: Sequence[str], total: int) -> str:
-    return f"all {total}" if len(hosts) == total > 1 else formatting.describe_nodes(hosts)
-
-
-def _describe_attempts(numbers: set[int]) -> str:
-    return f"attempt{'s' * (len(numbers) > 1)} {compress_hostlist(map(str, numbers)).strip('[]')}"
-
-
-def _describe_addresses(excluded: Sequence[Mapping[str, Any]]) -> str:
-    addresses = list(dict.fromkeys(str(each["address"]) for each in excluded))
-    return addresses[0] + (f" and {len(addresses) - 1} more" if len(addresses) > 1 else "")
-
-
-def _summarize(summaries: Sequence[tuple[str, str]]) -> str:
-    """The summaries of nodes as one, or the first with its node if they differ in more than figures."""
-    if len({pattern(summary) for _, summary in summaries}) == 1:
-        return merge(summaries)
-    return f"{summaries[0][1]} ({summaries[0][0]})"
-
-
 def _proved(network: Mapping[str, Any]) -> str:
     problems = [str(problem) for problem in network.get("problems", ())]
     if network.get("proved") is None:
         return "not tried"
     return (
-        "yes" if network["proved"] else "no" + (f": {'; '.join(_cut(problems, _PROBLEMS_SHOWN))}" if problems else "")
+        "yes"
+        if network["proved"]
+        else "no" + (f": {'; '.join(first_of(problems, _PROBLEMS_SHOWN))}" if problems else "")
     )
 
 
@@ -314,7 +301,11 @@ def describe_straggler(straggler: Mapping[str, Any]) -> str:
 
 def describe_evidence(evidence: Mapping[str, Any]) -> str:
     """What the agent observed on its node besides the reason, without empty values."""
-    return ", ".join(_observation(name, value) for name, value in evidence.items() if value)
+    return ", ".join(
+        f"{name.removesuffix('_s') if isinstance(value, float) else name} {_value(name, value)}"
+        for name, value in evidence.items()
+        if value
+    )
 
 
 def newest_lines(texts: Iterable[str]) -> list[str]:
@@ -325,23 +316,47 @@ def newest_lines(texts: Iterable[str]) -> list[str]:
     return [*([f"{more} earlier ones; --json shows them"] if more > 0 else []), *lines[-_SHOWN:]]
 
 
-def _cut(texts: Sequence[str], limit: int) -> list[str]:
-    """The first of these texts, and how many more there are."""
+def first_of(texts: Sequence[str], limit: int) -> list[str]:
+    """The first of these ``texts``, at most ``limit``, and how many more there are."""
     return [*texts[:limit], *([f"and {len(texts) - limit} more"] if len(texts) > limit else [])]
 
 
-def _observation(name: str, value: Any) -> str:
-    """A value with its name; times are in seconds since 1970 if the name ends in ``_time``, lengths if in ``_s``."""
-    if isinstance(value, float) and name.endswith("_time"):
-        return f"{name} {formatting.calendar(iso(value))}"
-    if isinstance(value, float) and name.endswith("_s"):
-        return f"{name.removesuffix('_s')} {formatting.duration(value)}"
-    return f"{name} {_value(value)}"
-
-
-def _value(value: Any) -> str:
+def _value(name: str, value: Any) -> str:
+    """A value; times are in seconds since 1970 if its ``name`` ends in ``_time``, lengths if in ``_s``."""
     if isinstance(value, Mapping):
-        return "(" + describe_evidence(value) + ")"
+        return f"({describe_evidence(value)})"
     if isinstance(value, list | tuple):
-        return ", ".join(_cut([_value(item) for item in value], _SHOWN))
-    return formatting.number(value)
+        return ", ".join(first_of([_value("", item) for item in value], _SHOWN))
+    if isinstance(value, float) and name.endswith("_time"):
+        return formatting.calendar(iso(value))
+    return formatting.duration(value) if isinstance(value, float) and name.endswith("_s") else formatting.number(value)
+
+
+def describe_shares(choices: Sequence[Mapping[str, Any]] | None) -> str:
+    """How the ranks of an attempt divide batches, from the data of its ``shares`` events; empty if it has none."""
+    newest = choices[-1] if choices else {}
+    # A journal may hold less than slurmtrain writes.
+    if not newest.get("shares") or newest.get("step_s") is None:
+        return ""
+    counts = " ".join(map(str, newest["shares"]))
+    changes = sum(each.get("step_s") != each.get("before_s") for each in choices or ())
+    change = f"changed {changes} time{'' if changes == 1 else 's'}" if changes else "never changed"
+    return f"{counts} samples by rank since step {newest.get('step')}, {newest['step_s'] * 1e3:.3g} ms ({change})"
+
+
+def describe_interval(event: Mapping[str, Any] | None) -> str:
+    """How often an attempt saves, and why, from the data of its newest ``interval`` event; empty if it has none."""
+    if not event or event.get("seconds") is None:
+        return ""
+    return f"every {event['seconds']:.0f} s" + (f": {event['why']}" if event.get("why") else "")
+
+
+def describe_git_state(git: Mapping[str, Any]) -> str:
+    """A revision, its branch, and whether files differ from it; ``-`` without one."""
+    if not git.get("commit"):
+        return "-"
+    modified = git.get("modified")
+    changes = f"{modified} modified" if modified else "with changes"
+    state = (changes if git["dirty"] else "clean") if "dirty" in git else ""
+    branch = f" ({git['branch']})" if git.get("branch") else ""
+    return ", ".join(filter(None, (f"{str(git['commit'])[:12]}{branch}", state)))

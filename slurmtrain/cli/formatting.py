@@ -7,8 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -161,38 +160,6 @@ def checkpoint_state(checkpoint: Mapping[str, Any]) -> str:
     if not checkpoint["complete"]:
         return "damaged"
     return "verified" if checkpoint["verified"] else "complete"
-
-
-def shares(choices: Sequence[Mapping[str, Any]] | None) -> str:
-    """How the ranks of an attempt divide batches, from the data of its ``shares`` events; empty if it has none."""
-    newest = choices[-1] if choices else {}
-    # A journal may hold less than slurmtrain writes.
-    if not newest.get("shares") or newest.get("step_s") is None:
-        return ""
-    counts = " ".join(map(str, newest["shares"]))
-    changes = sum(each.get("step_s") != each.get("before_s") for each in choices or ())
-    change = f"changed {changes} time{'' if changes == 1 else 's'}" if changes else "never changed"
-    return f"{counts} samples by rank since step {newest.get('step')}, {newest['step_s'] * 1e3:.3g} ms ({change})"
-
-
-def precisions(hardware: Mapping[str, Any] | None) -> str:
-    """The precision of an attempt's ranks, from the data of its ``hardware`` event; empty without it."""
-    if not hardware:
-        return ""
-    counts = Counter(zip(hardware["precisions"], hardware["names"], strict=False))
-    return ", ".join(f"{precision} on {count} x {name}" for (precision, name), count in counts.items())
-
-
-def backend(hardware: Mapping[str, Any] | None) -> str:
-    """By what the ranks of an attempt communicate, and why, if they have elected it; empty otherwise."""
-    return f"{hardware['backend']}: {hardware['backend_why']}" if hardware and hardware.get("backend") else ""
-
-
-def interval(event: Mapping[str, Any] | None) -> str:
-    """How often an attempt saves, and why, from the data of its newest ``interval`` event; empty if it has none."""
-    if not event or event.get("seconds") is None:
-        return ""
-    return f"every {event['seconds']:.0f} s" + (f": {event['why']}" if event.get("why") else "")
 
 
 # Within a week a weekday is unambiguous.

@@ -1,18 +1,26 @@
-"""``slurmtrain logs``."""
+"""What runs print and log: ``logs``, ``plot``, with characters on a terminal, and ``ui``, which is MLflow's."""
 
 from __future__ import annotations
 
+import csv
+import io
+import os
 import re
+import sys
 import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from shutil import get_terminal_size
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli import options, output
+from slurmtrain.cli import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.logs import Choice
+    from slurmtrain.model.metrics.chart import Chart
+    from slurmtrain.ops.ui import Page
 
 
 @options.command("logs @last -f", "logs digits -n 50 --rank 0", looks=True)
@@ -27,12 +35,24 @@ if TYPE_CHECKING:
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
 @click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
 @click.option("--paths", is_flag=True, help="Print the paths of the logs instead.")
-def logs(workspace: Workspace, run: str, follow: bool, paths: bool, **chosen: Any) -> int:
+def logs_command(
+    workspace: Workspace, run: str, follow: bool, lines: int | None, since: str | None, grep: str | None,
+    rank: int | None, attempt: int | None, paths: bool,
+) -> int:  # fmt: skip
     """Print the output of the ranks of RUN. Each line begins with its attempt and rank, unless --rank selects one."""
-    from slurmtrain.ops.logs import log_paths, read_logs
+    from slurmtrain.errors import UserError
+    from slurmtrain.model.query.fields import read_span
+    from slurmtrain.ops.logs import Choice, log_paths, read_logs
     from slurmtrain.ops.shared.find import find
 
-    choice = _choice(**chosen)
+    try:
+        pattern = None if grep is None else re.compile(grep)
+        begin = None if since is None else read_span(since, time.time()).begin
+    except re.error as error:
+        raise UserError(f"--grep {grep!r} is not a regular expression: {error}") from error
+    except ValueError as error:
+        raise UserError(f"--since: {error}") from error
+    choice = Choice(rank=rank, attempt=attempt, newest=lines, pattern=pattern, since=begin)
     [run_id], _ = find(workspace, [run], ask_slurm=False)
     if paths:
         output.verbatim(*map(str, log_paths(workspace, run_id, choice)))
@@ -40,31 +60,264 @@ def logs(workspace: Workspace, run: str, follow: bool, paths: bool, **chosen: An
     for line in read_logs(
         workspace, run_id, choice, follow=follow, waits=lambda reason: output.warn([f"run {run_id} waits: {reason}"])
     ):
-        output.log_line("" if choice.rank is not None else f"[{line.attempt}/{line.origin}] ", line.text)
+        output.log_line("" if rank is not None else f"[{line.attempt}/{line.origin}] ", line.text)
     if not follow:
         return 0
     _, observed = find(workspace, [run_id], ask_slurm=False)
     return 0 if observed.runs[run_id].state == "completed" else 1
 
 
-def _choice(*, lines: int | None, since: str | None, grep: str | None, rank: int | None, attempt: int | None) -> Choice:
-    """What the options choose. Raises UserError if ``since`` is no time, or ``grep`` no regular expression."""
+# --- plot -------------------------------------------------------------------------------------------------------------
+
+# Where there is no terminal.
+_COLUMNS, _LINES = 80, 24
+# Characters of braille have two columns of dots.
+_DOTS = 2
+_CSV_ROWS = 10_000
+
+
+@options.command("plot cnn-lr0.1 cnn-lr0.3 val_loss --log", "plot 'cnn-*' val_loss --over seed", looks=True)
+@click.argument(
+    "words", metavar="RUN... [METRIC]", nargs=-1, required=True, shell_complete=options.complete_run_or_metric
+)
+@click.option(
+    "-m", "--metric", "metrics", metavar="NAME", multiple=True, shell_complete=options.complete_metric,
+    help="A metric; repeatable. All words are runs then.",
+)  # fmt: skip
+@click.option(
+    "--x", type=click.Choice(("step", "time")), default="step", show_default=True, help="The horizontal axis."
+)
+@options.over_option
+@click.option("--log", is_flag=True, help="A logarithmic scale.")
+@click.option("--all", "superseded", is_flag=True, help="Also what was trained again after an interruption.")
+@click.option("--png", metavar="FILE", type=click.Path(path_type=Path), help="Write a picture instead.")
+@click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Write a picture instead.")
+@click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV.")
+@options.json_option
+def plot_command(
+    workspace: Workspace, words: tuple[str, ...], metrics: tuple[str, ...], superseded: bool, as_csv: bool,
+    as_json: bool, png: Path | None, svg: Path | None, over: tuple[str, ...], x: str, log: bool,
+) -> int:  # fmt: skip
+    """Draw a METRIC of each RUN over its steps, on top of each other; without a METRIC, list the metrics.
+
+    Steps that were trained again after an interruption count once, with the values that were logged last. Dotted lines
+    show where the attempts of a single run began. Values that are not a number are gaps. With --over, a line is the
+    mean of runs, between their least and largest values.
+    """
     from slurmtrain.errors import UserError
-    from slurmtrain.ops.logs import Choice
+    from slurmtrain.model.metrics.chart import View
+    from slurmtrain.ops import plot
 
-    try:
-        pattern = None if grep is None else re.compile(grep)
-    except re.error as error:
-        raise UserError(f"--grep {grep!r} is not a regular expression: {error}") from error
-    return Choice(rank=rank, attempt=attempt, newest=lines, pattern=pattern, since=_moment(since))
+    if over and superseded:
+        raise UserError("--all shows what single runs have trained again, and --over the means of several")
+    subject = plot.find_subject(workspace, words, metrics)
+    output.warn_about(subject.observed)
+    if not subject.metrics and as_json:
+        output.print_json(plot.metrics_json(subject.runs))
+        return 0
+    if not subject.metrics:
+        cells = [
+            (run.id, run.name, name, formatting.number(value))
+            for run in subject.runs
+            for name, value in run.metrics.items()
+        ]
+        # Of a single run everybody knows the id and the name.
+        begin = 2 if len(subject.runs) == 1 else 0
+        tables.print_table(("ID", "NAME", "METRIC", "LAST")[begin:], [row[begin:] for row in cells])
+        return 0
+    plotted = plot.read_plots(workspace, subject, keep_superseded=superseded)
+    output.warn(plot.missing_metrics(plotted, subject.metrics))
+    groups = plot.repetitions(plotted, over) if over else []
+
+    def charts(columns: int) -> Iterator[Chart]:
+        view = View(by_time=x == "time", log=log, columns=columns)
+        for metric in subject.metrics:
+            yield plot.chart_of_means(groups, metric, view) if over else plot.chart_of(plotted, metric, view)
+
+    if as_json:
+        output.print_json(plot.means_json(groups, subject.metrics, over) if over else plot.points_json(plotted))
+    elif as_csv:
+        _print_points(plot.means_csv(groups, subject.metrics) if over else plot.points_csv(plotted))
+    elif png is not None or svg is not None:
+        for path, suffix in ((png, ".png"), (svg, ".svg")):
+            if path is not None:
+                if path.suffix.lower() != suffix:
+                    raise UserError(f"{path} does not end in {suffix}")
+                plot.write_picture(path, list(charts(plot.COLUMNS)))
+                output.verbatim(str(path))
+    else:
+        _draw_charts(charts, len(subject.metrics))
+    return 0
 
 
-def _moment(text: str | None) -> float | None:
-    """The time that a person has typed, in seconds since 1970. Raises UserError."""
-    from slurmtrain.errors import UserError
-    from slurmtrain.model.query.fields import read_span
+def _draw_charts(charts: Callable[[int], Iterable[Chart]], count: int) -> None:
+    """Draw so many charts, which are made for a number of columns, below each other."""
+    on_terminal = output.is_terminal(sys.stdout)
+    width, lines = (output.width(), get_terminal_size().lines) if on_terminal else (_COLUMNS, _LINES)
+    # The prompt needs a line too.
+    height = (lines - 1) // count if on_terminal else _LINES
+    colour = on_terminal and not os.environ.get("NO_COLOR")
+    unicode = (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf")
+    for chart in charts(_DOTS * width):
+        for line in draw(chart, width, height, colour=colour, unicode=unicode):
+            output.log_line("", line)
 
-    try:
-        return None if text is None else read_span(text, time.time()).begin
-    except ValueError as error:
-        raise UserError(f"--since: {error}") from error
+
+def _print_points(rows: Iterable[Sequence[str]]) -> None:
+    """Print rows as CSV, some at a time: there may be millions."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    for number, row in enumerate(rows, 1):
+        writer.writerow(row)
+        if number % _CSV_ROWS == 0:
+            output.verbatim(*text.getvalue().splitlines())
+            text.seek(0)
+            text.truncate()
+    if text.getvalue():
+        output.verbatim(*text.getvalue().splitlines())
+
+
+# In this order: easy to tell apart, on dark and on light terminals.
+_COLOURS = ("blue+", "orange+", "green", "magenta", "cyan", "red", "blue", "green+", "magenta+", "cyan+")
+# Without colours, lines are told apart by the characters that they consist of.
+_CHARACTERS = "*ox+#@%&=~"
+_PLAIN = str.maketrans("┌┐└┘├┤┬┴┼─│┊·", "++++++++" + "+-|:.")
+# Columns between two labels of the x axis, and lines between two of the y axis.
+_TICK_COLUMNS, _TICK_LINES = 12, 4
+_LEAST_LINES = 8
+
+
+def draw(chart: Chart, width: int, height: int, *, colour: bool, unicode: bool) -> list[str]:
+    """The lines of a chart: in colour on a terminal, as plain text elsewhere.
+
+    Args:
+        chart: What to draw.
+        width: How many columns it may have.
+        height: How many lines it may have, the legend included; fewer than eight cannot be read.
+        colour: Whether it may have colours.
+        unicode: Whether it may have characters outside ASCII.
+    """
+    import plotext
+
+    from slurmtrain.model.metrics.chart import tick_text, ticks
+
+    legend = list(_chart_legend(chart, width, colour=colour, unicode=unicode))
+    height = max(_LEAST_LINES, height - len(legend))
+    figure: Any = plotext.figure
+    figure.clear()
+    figure.theme("colorless")
+    figure.canvas("default")
+    figure.plot_size(width, height)
+    figure.title(output.printable(chart.title))
+    figure.label(chart.x_label, "x")
+
+    def add(points: Sequence[tuple[float, float]], symbol: str, shade: str, *, connected: bool = True) -> None:
+        marker = plotext.marker(symbol, shade) if colour else plotext.marker(symbol)
+        signal = figure.signal([x for x, _ in points], [y for _, y in points], marker=marker)
+        if connected:
+            signal.lines()
+        figure.draw(signal)
+
+    (left, right), (bottom, top) = chart.limits
+    for mark in chart.marks:
+        add([(mark, bottom), (mark, top)], "┊", "gray")
+    for trace in chart.traces:
+        for line in trace.faint:
+            add(line, "·", "gray", connected=False)
+    for number, trace in enumerate(chart.traces):
+        symbol = "braille" if unicode and (colour or len(chart.traces) == 1) else _CHARACTERS[number % len(_CHARACTERS)]
+        for line in trace.lines:
+            add(line, symbol, _COLOURS[number % len(_COLOURS)])
+    for axis, low, high, most in (
+        ("x", left, right, width // _TICK_COLUMNS),
+        ("y", bottom, top, height // _TICK_LINES),
+    ):
+        ruler, places = figure.ruler(axis), ticks(low, high, max(2, most))
+        ruler.lim(low, high)
+        ruler.ticks(places, [tick_text(10**place if axis == "y" and chart.log else place) for place in places])
+    text: str = figure.build().string()
+    drawn = (text if colour else plotext.uncolorize(text)).split("\n")
+    lines = [line.rstrip() for line in [*drawn, *legend] if line.strip()]
+    return lines if unicode else [line.translate(_PLAIN) for line in lines]
+
+
+def _chart_legend(chart: Chart, width: int, *, colour: bool, unicode: bool) -> Iterator[str]:
+    """A line for each run if there are several; else where its attempts began."""
+    from slurmtrain.model.metrics.chart import tick_text
+
+    if len(chart.traces) == 1:
+        if chart.marks:
+            attempts = "attempt 2" if len(chart.marks) == 1 else "attempts"
+            yield f"┊ {attempts} began at {chart.x_label} {', '.join(map(tick_text, chart.marks))}"[:width]
+        return
+    for number, trace in enumerate(chart.traces):
+        label = output.printable(trace.label)[: width - 2]
+        if not colour:
+            yield f"{_CHARACTERS[number % len(_CHARACTERS)]} {label}"
+            continue
+        import plotext
+
+        sign = "█" if unicode else _CHARACTERS[number % len(_CHARACTERS)]
+        yield f"{plotext.colorize(sign, _COLOURS[number % len(_COLOURS)]).string()} {label}"
+
+
+# --- ui ---------------------------------------------------------------------------------------------------------------
+
+
+@options.command("ui", "ui 'lr-*'")
+@options.maybe_run_argument
+@click.option(
+    "--port", type=click.IntRange(1, 65535), metavar="N", default=5000, show_default=True,
+    help="The server's port; if it is in use, the next free one.",
+)  # fmt: skip
+@click.option("--host", default="127.0.0.1", show_default=True, help="The address that the server listens on.")
+@click.option("--no-browser", "quiet", is_flag=True, help="Only print the address.")
+@options.json_option
+def ui_command(workspace: Workspace, run: str | None, port: int, host: str, quiet: bool, as_json: bool) -> int:
+    """Send what is new to MLflow, start its server for the store of these runs, and show them until Ctrl-C.
+
+    RUN is shown on its own page; a name that several runs have, a sweep, or a pattern in quotes, as a list of these;
+    without one, the experiment of the newest run. The curves of runs that train go on growing. If the store is a server
+    that runs already, this prints its address and exits.
+
+    On this machine, and through a tunnel to it, only your own account is served.
+    """
+    from slurmtrain.ops.shared.interrupt import StopSignal
+    from slurmtrain.ops.ui import find_page, keep_mirroring, mirror_new, show_page, tunnel
+    from slurmtrain.tracking.to_mlflow.server import is_loopback
+
+    if not is_loopback(host):
+        output.warn([f"everybody who can connect to {host} can read and change what is in the store"])
+    observed, outcome = mirror_new(workspace)
+    output.warn_about(observed)
+    output.warn([*outcome.notes, *outcome.problems])
+    page = find_page(workspace, observed, run)
+    if page.address:
+        _present_page(page, page.address, as_json=as_json, opens=not quiet)
+        return 0
+
+    def occupied(unavailable: int, next_free: int) -> None:
+        output.echo(f"port {unavailable} is not available, {next_free} is used instead", err=True)
+
+    with show_page(workspace, page, host, port, occupied) as (server, address):
+        _present_page(page, address, as_json=as_json, opens=not quiet)
+        if line := tunnel(os.environ, server):
+            output.echo(f"on your own machine, to open this address there: {line}", err=True)
+        output.echo("Ctrl-C ends it", err=True)
+        with StopSignal() as stop:
+            keep_mirroring(workspace, server, lambda problem: output.warn([problem]), stop)
+    return 0
+
+
+def _present_page(page: Page, address: str, *, as_json: bool, opens: bool) -> None:
+    """Print the address of a page, and open it if there is a screen to open it on."""
+    from slurmtrain.ops.ui import has_browser
+
+    if as_json:
+        output.print_json({"schema": 1, "url": address, "store": page.store}, on_a_line=True)
+    else:
+        output.echo(address)
+    if opens and has_browser(os.environ):
+        import webbrowser
+
+        webbrowser.open(address)

@@ -1,18 +1,27 @@
-"""How commands are declared, the arguments and options that several of them share, and the workspace they select."""
+"""How commands are declared, the arguments and options that several share, the workspace, and completion by Tab."""
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import wraps
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
+from click.shell_completion import CompletionItem
 
-from slurmtrain.cli import complete, formatting, output
-from slurmtrain.config import EXECUTORS, load_config
+from slurmtrain.cli import formatting, output
+from slurmtrain.config import EXECUTORS, Config, load_config
+from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.system.inherited import current_directory
+from slurmtrain.system.inherited import current_directory, expand_home
+
+if TYPE_CHECKING:
+    from slurmtrain.registry.glance import Glimpse
 
 F = TypeVar("F", bound=Callable[..., Any])
 # Longer than any run, and short enough for every system call that waits.
@@ -47,7 +56,7 @@ class Seconds(click.ParamType[float]):
 def command(
     *calls: str, looks: bool = False, group: click.Group | None = None, **attributes: Any
 ) -> Callable[[Callable[..., int]], Any]:
-    """Make a command of a function of the same name, whose first argument is the Workspace.
+    """Make a command ``x`` of a function ``x_command``, whose first argument is the Workspace.
 
     The command has ``--runs`` and ``--debug``, which the program has too. A test parses the examples, and demands some
     of every command.
@@ -60,7 +69,20 @@ def command(
     """
 
     def decorate(function: Callable[..., int]) -> Any:
-        return (group or click).command(epilog=examples(*calls), **attributes)(_in_workspace(function, looks=looks))
+        def outer(*args: Any, **kwargs: Any) -> int:
+            kwargs.pop("debug")  # main() looks for it before anything is parsed
+            selected = workspace(kwargs.pop("runs"))
+            if looks:
+                selected.patience_s = _PATIENCE_S
+            return function(selected, *args, **kwargs)
+
+        adopted = _adopt(
+            function,
+            outer,
+            click.option("--runs", metavar="DIR", help="The directory of all runs."),
+            click.option("--debug", is_flag=True, help="Show tracebacks of errors."),
+        )
+        return (group or click).command(epilog=examples(*calls), **attributes)(adopted)
 
     return decorate
 
@@ -69,23 +91,6 @@ def examples(*calls: str) -> str:
     """The end of a command's help: what to type, each call without the program's name."""
     # click leaves a paragraph that begins so as it is.
     return "\n".join(["\b", f"Example{'s' * (len(calls) > 1)}:", *(f"  slurmtrain {call}" for call in calls)])
-
-
-def _in_workspace(function: Callable[..., int], *, looks: bool) -> Callable[..., int]:
-    def outer(*args: Any, **kwargs: Any) -> int:
-        kwargs.pop("debug")  # main() looks for it before anything is parsed
-        selected = workspace(kwargs.pop("runs"))
-        if looks:
-            selected.patience_s = _PATIENCE_S
-        return function(selected, *args, **kwargs)
-
-    adopted: Callable[..., int] = _adopt(
-        function,
-        outer,
-        click.option("--runs", metavar="DIR", help="The directory of all runs."),
-        click.option("--debug", is_flag=True, help="Show tracebacks of errors."),
-    )
-    return adopted
 
 
 def _adopt(inner: F, outer: Any, *options: Callable[[Any], Any]) -> Any:
@@ -109,12 +114,199 @@ def workspace(runs: str | None = None, executor: str | None = None) -> Workspace
     return Workspace(config, warn=lambda message: output.warn([formatting.localized(message)]))
 
 
+# --- what a shell offers when Tab is pressed --------------------------------------------------------------------------
+
+# Functions for click's ``shell_complete``: they look and never act, and say nothing, since a warning would appear in
+# the line that is being typed.
+
+# Where nothing is typed yet, names say more than ids.
+_NEWEST_IDS = 20
+# What no shell takes for anything but itself, and the home directory in front of a path.
+_WORD = re.compile(r"(?:~/)?[\w@%+=:,./-]*")
+
+Complete = Callable[[click.Context, click.Parameter, str], list[CompletionItem]]
+Candidates = Callable[[click.Context, str], Iterable[CompletionItem]]
+
+
+def _completing(candidates: Candidates) -> Complete:
+    """A function for click that offers the candidates that begin as the word does, and fails silently."""
+
+    @wraps(candidates)
+    def complete(context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+        with contextlib.suppress(SlurmtrainError, OSError, ValueError):
+            items = candidates(context, incomplete)
+            # A shell has to take it as it is: bash inserts it unquoted, and would run what some names of runs say.
+            return [
+                CompletionItem(item.value, help=item.help and output.printable(item.help))
+                for item in items
+                if item.value.startswith(incomplete)
+                and _WORD.fullmatch(item.value)
+                and (not item.value.startswith("-") or incomplete.startswith("-"))
+            ]
+        return []
+
+    return complete
+
+
+def _in_lists(candidates: Candidates) -> Candidates:
+    """The same candidates for the last word of a list, which commas separate, and which a minus may precede."""
+
+    def complete(context: click.Context, incomplete: str) -> Iterator[CompletionItem]:
+        before, comma, word = incomplete.rpartition(",")
+        sign = "-" if word.startswith("-") else ""
+        for item in candidates(context, word.removeprefix("-")):
+            yield CompletionItem(f"{before}{comma}{sign}{item.value}", help=item.help)
+
+    return complete
+
+
+def _config(context: click.Context) -> Config:
+    runs = next((runs for each in (context, context.parent) if each and (runs := each.params.get("runs"))), None)
+    return load_config(cwd=current_directory(), environ=os.environ, runs=runs)
+
+
+def _glimpses(context: click.Context) -> list[Glimpse]:
+    """The runs that the registry knows, newest first, and before them runs that no command has read yet."""
+    from slurmtrain.registry.glance import Glimpse, glance
+
+    config = _config(context)
+    known_runs = glance(config.registry)
+    ids = {run.id for run in known_runs}
+    with contextlib.suppress(OSError):
+        unread = sorted((name for name in os.listdir(config.runs) if is_run_id(name) and name not in ids), reverse=True)
+        return [*(Glimpse(run_id, "", "") for run_id in unread), *known_runs]
+    return known_runs
+
+
+def _run_items(context: click.Context, incomplete: str) -> Iterator[CompletionItem]:
+    runs = _glimpses(context)
+    yield CompletionItem("@last", help="the newest run")
+    names: dict[str, list[Glimpse]] = {}
+    for run in runs:
+        names.setdefault(run.name, []).append(run)
+    for run in runs if incomplete else runs[:_NEWEST_IDS]:
+        yield CompletionItem(run.id, help=f"{run.name} {run.state}" if run.name else None)
+    for name, of_name in names.items():
+        if name:
+            yield CompletionItem(name, help=of_name[0].state if len(of_name) == 1 else f"{len(of_name)} runs")
+    yield from _items_of_sweeps(runs)
+
+
+def _items_of_sweeps(runs: Iterable[Glimpse]) -> Iterator[CompletionItem]:
+    sweeps: dict[str, list[Glimpse]] = {}
+    for run in runs:
+        if run.sweep:
+            sweeps.setdefault(run.sweep, []).append(run)
+    for sweep, of_sweep in sweeps.items():
+        # No comma: click's script for fish splits there.
+        yield CompletionItem(sweep, help=f"sweep of {len(of_sweep)} runs of {of_sweep[0].name}")
+
+
+def _metric_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Metrics by their own names, or as fields or in measures for users who type them as such."""
+    from slurmtrain.model.query.measures import KINDS
+
+    prefixes = ("metrics.", *(f"{kind}:" for kind in KINDS))
+    prefix = next((each for each in prefixes if incomplete.startswith(each)), "")
+    return _unique(f"{prefix}{metric}" for run in _glimpses(context) for metric in run.metrics)
+
+
+def _field_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    from slurmtrain.ops.shared.views import FIELDS
+
+    params = (f"params.{param}" for run in _glimpses(context) for param in run.params)
+    metrics = _metric_items(context, incomplete if ":" in incomplete else "metrics.")
+    return [*_unique(FIELDS), *_unique(params), *metrics]
+
+
+@_completing
+@_in_lists
+def complete_params(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Names of parameters, separated by commas."""
+    prefix = "params." if incomplete.startswith("params.") else ""
+    return _unique(f"{prefix}{param}" for run in _glimpses(context) for param in run.params)
+
+
+def _tag_items(context: click.Context, _incomplete: str) -> list[CompletionItem]:
+    return _unique(tag for run in _glimpses(context) for tag in run.tags)
+
+
+@_completing
+@_in_lists
+def complete_states(_context: click.Context, _incomplete: str) -> list[CompletionItem]:
+    """States of runs, separated by commas."""
+    from slurmtrain.model.run.run import RUN_STATES
+
+    return _unique(RUN_STATES)
+
+
+def _unique(words: Iterable[str]) -> list[CompletionItem]:
+    return [CompletionItem(word) for word in dict.fromkeys(words)]
+
+
+def _spec_items(_context: click.Context, incomplete: str) -> Iterator[CompletionItem]:
+    """Files of YAML, and directories, which may contain some."""
+    folder, slash, _ = incomplete.rpartition("/")
+    for path in sorted(expand_home(f"{folder}{slash}" or ".").iterdir()):
+        if path.is_dir() and not path.name.startswith("."):
+            yield CompletionItem(f"{folder}{slash}{path.name}/")
+        elif path.suffix in (".yaml", ".yml"):
+            yield CompletionItem(f"{folder}{slash}{path.name}")
+
+
+def _override_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    from slurmtrain.model.experiment.spec import complete_override
+
+    return _unique(complete_override(incomplete, _spec(context)))
+
+
+@_completing
+def complete_spec_or_override(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    """Another spec, or a key of the first one."""
+    with contextlib.suppress(OSError):
+        return [*_override_items(context, incomplete), *_spec_items(context, incomplete)]
+    return _override_items(context, incomplete)
+
+
+def _spec(context: click.Context) -> Mapping[str, Any]:
+    """The spec that the command line names, or the spec of the run that it names; empty if it cannot be read."""
+    path = context.params.get("spec")
+    if path is None and "spec" in context.params:
+        # Click has stopped at an option whose value is being typed, before it named the words in front of it.
+        path = next(iter(context.args), None)
+    if path is None and (run := context.params.get("run")):
+        ids = [each.id for each in _glimpses(context) if run in (each.id, each.name, "@last")]
+        path = _config(context).runs / ids[0] / "spec.yaml" if ids else None
+    if path is None:
+        return {}
+    import yaml
+
+    with contextlib.suppress(OSError, yaml.YAMLError, ValueError):
+        content = yaml.safe_load(Path(path).read_text(encoding="utf-8"))
+        return content if isinstance(content, dict) else {}
+    return {}
+
+
+complete_run = _completing(_run_items)
+complete_run_or_tag = _completing(lambda context, word: [*_run_items(context, word), *_tag_items(context, word)])
+complete_run_or_metric = _completing(lambda context, word: [*_run_items(context, word), *_metric_items(context, word)])
+complete_run_or_spec = _completing(lambda context, word: [*_run_items(context, word), *_spec_items(context, word)])
+complete_sweep = _completing(lambda context, _: _items_of_sweeps(_glimpses(context)))
+complete_tag = _completing(_tag_items)
+complete_metric = _completing(_metric_items)
+complete_metrics = _completing(_in_lists(_metric_items))
+complete_field = _completing(_field_items)
+complete_fields = _completing(_in_lists(_field_items))
+complete_spec = _completing(_spec_items)
+complete_override = _completing(_override_items)
+
+
 # --- arguments and options --------------------------------------------------------------------------------------------
 
-run_argument = click.argument("run", metavar="RUN", shell_complete=complete.complete_run)
-maybe_run_argument = click.argument("run", metavar="[RUN]", required=False, shell_complete=complete.complete_run)
-runs_argument = click.argument("names", metavar="RUN...", nargs=-1, required=True, shell_complete=complete.complete_run)
-some_runs_argument = click.argument("names", metavar="[RUN]...", nargs=-1, shell_complete=complete.complete_run)
+run_argument = click.argument("run", metavar="RUN", shell_complete=complete_run)
+maybe_run_argument = click.argument("run", metavar="[RUN]", required=False, shell_complete=complete_run)
+runs_argument = click.argument("names", metavar="RUN...", nargs=-1, required=True, shell_complete=complete_run)
+some_runs_argument = click.argument("names", metavar="[RUN]...", nargs=-1, shell_complete=complete_run)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 csv_option = click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
 executor_option = click.option("--executor", type=click.Choice(EXECUTORS), help="What starts the runs.")
@@ -128,15 +320,11 @@ interval_option = click.option(
     "--interval", metavar="S", type=Seconds(0.5), default=2.0, show_default=True,
     help="Seconds between refreshes, at least 0.5.",
 )  # fmt: skip
-spec_argument = click.argument(
-    "spec", metavar="SPEC", type=click.Path(path_type=Path), shell_complete=complete.complete_spec
-)
-overrides_argument = click.argument(
-    "overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete.complete_override
-)
+spec_argument = click.argument("spec", metavar="SPEC", type=click.Path(path_type=Path), shell_complete=complete_spec)
+overrides_argument = click.argument("overrides", metavar="[KEY=VALUE]...", nargs=-1, shell_complete=complete_override)
 sweep_option = click.option(
     "--sweep", metavar="KEY=VALUE,VALUE", multiple=True, help="Submit a run for each value; several sweeps multiply.",
-    shell_complete=complete.complete_override,
+    shell_complete=complete_override,
 )  # fmt: skip
 
 
@@ -151,18 +339,18 @@ def _params(context: click.Context, parameter: click.Parameter, value: str | Non
 
 
 over_option = click.option(
-    "--over", metavar="PARAM[,PARAM]", callback=_params, shell_complete=complete.complete_params,
+    "--over", metavar="PARAM[,PARAM]", callback=_params, shell_complete=complete_params,
     help="Runs that differ only in these count as one, by their mean.",
 )  # fmt: skip
 where_option = click.option(
-    "--where", metavar="CONDITION", multiple=True, shell_complete=complete.complete_field,
+    "--where", metavar="CONDITION", multiple=True, shell_complete=complete_field,
     help="Only runs that meet it, such as 'params.lr < 0.1 and state = completed'.",
 )  # fmt: skip
 # The options of ``status`` that choose runs by what is known about them, by the names that a Question has for them.
 _QUESTION_OPTIONS = {
     "where": where_option,
     "states": click.option(
-        "--state", "states", metavar="S[,S]", callback=split_words, shell_complete=complete.complete_states,
+        "--state", "states", metavar="S[,S]", callback=split_words, shell_complete=complete_states,
         help="Only runs in one of these states.",
     ),
     "causes": click.option(
@@ -172,20 +360,20 @@ _QUESTION_OPTIONS = {
         "--since", metavar="WHEN", help="Only runs submitted since 2026-11-22, 2026-11-22T10:30, or 2w ago."
     ),
     "tags": click.option(
-        "--tag", "tags", metavar="TAG", multiple=True, shell_complete=complete.complete_tag,
+        "--tag", "tags", metavar="TAG", multiple=True, shell_complete=complete_tag,
         help="Only runs with this tag.",
     ),
     "sweep": click.option(
-        "--sweep", metavar="ID", shell_complete=complete.complete_sweep, help="Only runs of this sweep."
+        "--sweep", metavar="ID", shell_complete=complete_sweep, help="Only runs of this sweep."
     ),
     "node": click.option("--node", metavar="HOST", help="Only runs on this node; a pattern may match several."),
     "sort": click.option(
-        "--sort", metavar="KEY[,KEY]", shell_complete=complete.complete_fields,
+        "--sort", metavar="KEY[,KEY]", shell_complete=complete_fields,
         help="Sort by fields, such as -metrics.val_loss or min:loss; a minus: descending.",
     ),
     "limit": click.option("--limit", metavar="N", type=click.IntRange(min=1), help="List at most this many runs."),
     "columns": click.option(
-        "--columns", metavar="FIELD[,FIELD]", callback=split_words, shell_complete=complete.complete_fields,
+        "--columns", metavar="FIELD[,FIELD]", callback=split_words, shell_complete=complete_fields,
         help="Print these fields, such as id,params.lr,min:loss.",
     ),
 }  # fmt: skip

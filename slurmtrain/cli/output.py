@@ -69,14 +69,10 @@ def attach_streams() -> None:
     for stream in (sys.stdout, sys.stderr):
         # Tests replace them with streams of other kinds.
         if hasattr(stream, "reconfigure"):
-            stream.reconfigure(encoding=_encoding_of(stream), errors="backslashreplace")
-
-
-def _encoding_of(stream: TextIO) -> str:
-    """The encoding of a standard stream: a terminal's is its locale's, even if Python uses UTF-8 elsewhere."""
-    if is_utf8_by_option() and stream.isatty() and "PYTHONIOENCODING" not in os.environ:
-        return locale.getencoding()
-    return stream.encoding
+            # A terminal has its locale's encoding, even if Python uses UTF-8 elsewhere.
+            by_locale = is_utf8_by_option() and stream.isatty() and "PYTHONIOENCODING" not in os.environ
+            encoding = locale.getencoding() if by_locale else stream.encoding
+            stream.reconfigure(encoding=encoding, errors="backslashreplace")
 
 
 def discard_output() -> None:
@@ -100,7 +96,10 @@ def echo(*lines: str, err: bool = False) -> None:
         err: Print to standard error.
     """
     if not err:
-        parts = [_wrapped(_short(line), sys.stdout, _indent_below(line)) for line in lines or ("",)]
+        lines = lines or ("",)
+        # What continues a line is indented below it.
+        indents = [" " * (len(line) - len(line.lstrip())) + _INDENT for line in lines]
+        parts = [_wrapped(_short(line), sys.stdout, indent) for line, indent in zip(lines, indents, strict=True)]
         with _writing() as stream:
             stream.write("".join(f"{part}\n" for line in parts for part in line))
         return
@@ -123,11 +122,6 @@ def paragraph(text: str, indent: str) -> None:
     Elsewhere it stays one line, so that grep sees it whole.
     """
     verbatim(*_wrapped(_short(text), sys.stdout, indent))
-
-
-def _indent_below(line: str) -> str:
-    """The indent of continuation lines of a line that is too wide."""
-    return " " * (len(line) - len(line.lstrip())) + _INDENT
 
 
 def _short(text: str) -> str:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli import complete, formatting, options, output, tables
+from slurmtrain.cli import formatting, options, output, tables
 from slurmtrain.errors import OutputError, SlurmtrainError, SubmitFailed, UserError
 from slurmtrain.model.query.fields import write_value
 from slurmtrain.ops.shared.workspace import Workspace
@@ -72,7 +72,7 @@ _code_option = click.option(
 )
 @options.spec_argument
 @click.argument(
-    "overrides", metavar="[SPEC]... [KEY=VALUE]...", nargs=-1, shell_complete=complete.complete_spec_or_override
+    "overrides", metavar="[SPEC]... [KEY=VALUE]...", nargs=-1, shell_complete=options.complete_spec_or_override
 )
 @options.sweep_option
 @click.option("--parallel", type=click.IntRange(min=1), metavar="N", help="Run at most N runs of the sweep at once.")
@@ -82,7 +82,7 @@ _code_option = click.option(
 @click.option(
     "--after", metavar="RUN", multiple=True,
     help="Start after this run has completed, as the key 'after' says it; repeatable.",
-    shell_complete=complete.complete_run,
+    shell_complete=options.complete_run,
 )  # fmt: skip
 @click.option("--from", "start_from", metavar="RUN[:STEP|:best]", help="Begin with a checkpoint of another run.")
 @click.option("--weights-only", is_flag=True, help="With --from: begin at step 0, with the checkpoint's weights.")
@@ -94,7 +94,7 @@ _code_option = click.option(
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before submitting a large sweep.")
 @options.wait_option
 @options.json_option
-def submit(
+def submit_command(
     workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep: tuple[str, ...], parallel: int | None,
     pack: int | None, after: tuple[str, ...], start_from: str | None, weights_only: bool, executor: str | None,
     key: str | None, dry_run: bool, yes: bool, waits: bool, as_json: bool,
@@ -107,17 +107,25 @@ def submit(
     ids of the runs that exist all the same are printed.
     """
     from slurmtrain.ops.submit import load_all, merge_specs, split_words, submit_specs
+    from slurmtrain.ops.submit.notes import preview
+    from slurmtrain.ops.submit.start_points import start_overrides
     from slurmtrain.ops.unmirrored import describe_next
 
     limits = {"parallel": parallel, "pack": pack}
     sweep = (*sweep, *(f"{key}={value}" for key, value in limits.items() if value is not None))
     more, keys = split_words(overrides)
-    keys = [*keys, *_start_overrides(start_from, weights_only=weights_only)]
+    if start_from is not None:
+        keys = [*keys, *start_overrides(start_from, weights_only=weights_only)]
+    elif weights_only:
+        raise click.UsageError("--weights-only needs --from RUN")
     specs = load_all([spec, *more], keys, sweep, after, max_runs=workspace.config.sweep_max_runs)
     loaded = merge_specs(specs)
     chosen = workspace.config.choose_executor(executor)
     if dry_run:
-        return _print_preview(loaded, chosen, as_json=as_json)
+        previewed = preview(loaded, chosen)
+        output.warn(previewed.notes)
+        output.print_json(previewed.to_json()) if as_json else tables.print_preview(previewed)
+        return 0
     if not (yes or _is_affordable(workspace, loaded)) or (key is None and not _is_meant(workspace, loaded)):
         output.echo("nothing was submitted", err=True)
         return 1
@@ -143,29 +151,6 @@ def _print_next_commands(spec: SpecFile, run_ids: Sequence[str], sweep: str | No
     output.echo(f"submitted; 'slurmtrain logs -f {run_ids[-1]}' follows it, {lists}", err=True)
     if spec.search is not None:
         output.note("the next runs are submitted by 'slurmtrain watch', or each 'slurmtrain sync'")
-
-
-def _start_overrides(start_from: str | None, *, weights_only: bool) -> list[str]:
-    """What --from and --weights-only change in the spec. Raises click.UsageError."""
-    if start_from is None:
-        if weights_only:
-            raise click.UsageError("--weights-only needs --from RUN")
-        return []
-    from slurmtrain.ops.submit.start_points import start_overrides
-
-    return start_overrides(start_from, weights_only=weights_only)
-
-
-def _print_preview(spec: SpecFile, executor: str, *, as_json: bool) -> int:
-    from slurmtrain.ops.submit.notes import preview
-
-    previewed = preview(spec, executor)
-    output.warn(previewed.notes)
-    if as_json:
-        output.print_json(previewed.to_json())
-    else:
-        tables.print_preview(previewed)
-    return 0
 
 
 def _is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
@@ -208,7 +193,7 @@ def _finish(workspace: Workspace, run_ids: Sequence[str], notes: Iterable[str], 
     """Print runs that were started, or wait for them; returns the exit code. ``notes``: what to warn about."""
     output.warn(notes)
     if waits:
-        from slurmtrain.cli.progress_bars import wait_for_runs
+        from slurmtrain.cli.watch_commands import wait_for_runs
 
         return wait_for_runs(workspace, run_ids, as_json=as_json)
     _print_submitted(workspace, run_ids, as_json=as_json)
@@ -251,7 +236,7 @@ def _facts(workspace: Workspace, run_ids: Sequence[str]) -> dict[str, Any]:
 @options.executor_option
 @click.option("--sources", is_flag=True, help="Print where each value of the plan comes from.")
 @options.json_option
-def render(
+def render_command(
     workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep: tuple[str, ...], executor: str | None,
     sources: bool, as_json: bool,
 ) -> int:  # fmt: skip
@@ -282,32 +267,32 @@ def render(
     if sources:
         _print_sources(rendered, as_json=as_json)
     elif as_json:
-        output.print_json({**preview.to_json(), "runs": [_run_json(run, script_for) for run in rendered]})
+        output.print_json({**preview.to_json(), "runs": [_rendered_json(run, script_for) for run in rendered]})
     else:
         if len(rendered) > 1 or preview.search is not None:
             tables.print_preview(preview)
             output.echo("")
         for run in rendered:
-            _print_run(run, script_for)
+            code = f"as it is when the run starts, in {run.directory}"
+            if run.code is not None:
+                size = f"{formatting.files(run.code.files)}, {formatting.size(run.code.bytes)}"
+                code = f"as it is now: a copy of {run.code.root} ({size}), run in {run.directory}"
+            output.echo(f"# plan {run.plan.hash}", f"# code {code}")
+            output.verbatim(*json.dumps(run.plan.to_json(), indent=2, ensure_ascii=False).split("\n"))
+            output.echo("", "# batch script" if script_for == "slurm" else "# on this machine")
+            output.verbatim(*run.script.split("\n"))
     return 0
 
 
-def _print_run(run: Rendered, script_for: str) -> None:
-    """Print a plan, and what one executor does with it."""
-    output.echo(f"# plan {run.plan.hash}", f"# code {_code(run)}")
-    output.verbatim(*json.dumps(run.plan.to_json(), indent=2, ensure_ascii=False).split("\n"))
-    output.echo("", "# batch script" if script_for == "slurm" else "# on this machine")
-    output.verbatim(*run.script.split("\n"))
-
-
-def _run_json(run: Rendered, script_for: str) -> dict[str, Any]:
-    """The same for ``--json``."""
+def _rendered_json(run: Rendered, script_for: str) -> dict[str, Any]:
+    code = run.code
     return {
         "plan": run.plan.to_json(),
         "overrides": list(run.overrides),
         "batch_script": run.script if script_for == "slurm" else None,
         **({} if script_for == "slurm" else {"local_script": run.script}),
-        "code": _code_json(run),
+        # As in ``show --json``; null if the run would execute what is there by then.
+        "code": code and {"root": code.root, "files": code.files, "bytes": code.bytes, "dir": str(run.directory)},
     }
 
 
@@ -323,27 +308,12 @@ def _print_sources(rendered: Sequence[Rendered], *, as_json: bool) -> None:
         if index:
             output.echo("")
         output.echo(f"# plan {run.plan.hash}")
-        rows = [[each.key, _shown(each.value), str(each)] for each in run.find_sources()]
+        rows = []
+        for each in run.find_sources():
+            text = isinstance(each.value, str)
+            value = json.dumps(each.value, ensure_ascii=False) if text else write_value(each.value)
+            rows.append([each.key, value, str(each)])
         tables.print_table(["KEY", "VALUE", "FROM"], rows)
-
-
-def _code(run: Rendered) -> str:
-    """Which code a run would execute, in a line."""
-    if run.code is None:
-        return f"as it is when the run starts, in {run.directory}"
-    size = f"{formatting.files(run.code.files)}, {formatting.size(run.code.bytes)}"
-    return f"as it is now: a copy of {run.code.root} ({size}), run in {run.directory}"
-
-
-def _code_json(run: Rendered) -> dict[str, Any] | None:
-    """The same for ``--json``, as ``show --json`` has it; null if the run would execute what is there by then."""
-    if run.code is None:
-        return None
-    return {"root": run.code.root, "files": run.code.files, "bytes": run.code.bytes, "dir": str(run.directory)}
-
-
-def _shown(value: Any) -> str:
-    return json.dumps(value, ensure_ascii=False) if isinstance(value, str) else write_value(value)
 
 
 @options.command("rerun digits", "rerun digits seed=8 --wait")
@@ -354,7 +324,7 @@ def _shown(value: Any) -> str:
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before submitting a large sweep again.")
 @options.wait_option
 @options.json_option
-def rerun(
+def rerun_command(
     workspace: Workspace, run: str, overrides: tuple[str, ...], code: str | None, executor: str | None, yes: bool,
     waits: bool, as_json: bool,
 ) -> int:  # fmt: skip
@@ -390,7 +360,7 @@ def rerun(
 @click.option("--dry-run", is_flag=True, help="With --failed: list these runs; start nothing.")
 @options.wait_option
 @options.json_option
-def resume(
+def resume_command(
     workspace: Workspace, run: str, overrides: tuple[str, ...], from_start: bool, step: int | None, code: str | None,
     failed: bool, cancelled: bool, dry_run: bool, waits: bool, as_json: bool,
 ) -> int:  # fmt: skip

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 @options.interval_option
 @options.csv_option
 @options.json_option
-def status(
+def status_command(
     workspace: Workspace, names: tuple[str, ...], question: Question, all_runs: bool, unfolded: bool, tree: bool,
     watch: bool, interval: float, as_csv: bool, as_json: bool,
 ) -> int:  # fmt: skip
@@ -56,22 +56,31 @@ def status(
     for_programs = as_csv or as_json
     folds = not (unfolded or for_programs)
     question = replace(question, names=names, all_runs=all_runs, for_programs=for_programs, folds=folds, tree=tree)
-    show = _as_json if as_json else _as_csv if as_csv else _as_table
     if not watch:
         selection = _look(workspace, question)
-        if not selection.runs:
-            _explain_nothing(workspace, selection)
-        show(workspace, question, selection)
-        if show is _as_table:
+        if not selection.runs and selection.total:
+            output.note(f"none of {selection.total} runs matches; 'slurmtrain status --all' lists all")
+        elif not selection.runs:
+            output.note(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one")
+        _print_selection(workspace, question, selection, as_csv=as_csv, as_json=as_json)
+        if not for_programs:
             _describe_sweeps(workspace, names, selection)
             for line in describe_unmirrored(workspace, selection.runs):
                 output.note(line)
         return 0
     workspace = workspace.looking_again()
-    if output.is_terminal(sys.stdout) and show is _as_table:
-        return _live(workspace, question, interval)
+    if output.is_terminal(sys.stdout) and not for_programs:
+        from rich.live import Live
+
+        with Live(console=tables.console(), auto_refresh=False, screen=False) as live:
+            while True:
+                selection = _look(workspace, question)
+                lines, size = _indented(selection.lines), (live.console.width, live.console.height)
+                columns = tables.columns_of(lines, selection.fields, question.columns)
+                live.update(tables.screen(lines, columns, size, selection.cut), refresh=True)
+                time.sleep(interval)
     while True:
-        show(workspace, question, _look(workspace, question))
+        _print_selection(workspace, question, _look(workspace, question), as_csv=as_csv, as_json=as_json)
         sys.stdout.flush()
         time.sleep(interval)
 
@@ -110,52 +119,31 @@ def _searches(workspace: Workspace, names: Sequence[str], selection: Selection) 
     return summarize(workspace, searches)
 
 
-def _explain_nothing(workspace: Workspace, selection: Selection) -> None:
-    if selection.total:
-        output.echo(f"none of {selection.total} runs matches; 'slurmtrain status --all' lists all", err=True)
-    else:
-        output.echo(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one", err=True)
+def _print_selection(
+    workspace: Workspace, question: Question, selection: Selection, *, as_csv: bool, as_json: bool
+) -> None:
+    if as_csv:
+        tables.print_runs_csv(selection.runs, question.columns)
+        return
+    if as_json:
+        from slurmtrain.model.query.fields import value_of
+        from slurmtrain.ops.shared.views import SCHEMA, now_iso
 
-
-def _as_json(workspace: Workspace, question: Question, selection: Selection) -> None:
-    from slurmtrain.model.query.fields import value_of
-    from slurmtrain.ops.shared.views import SCHEMA, now_iso
-
-    runs: Sequence[Mapping[str, Any]] = selection.runs
-    if question.columns:
-        runs = [{name: value_of(run, name) for name in question.columns} for run in runs]
-    searches = [search.to_json() for search in _searches(workspace, question.names, selection)]
-    answer = {"schema": SCHEMA, "as_of": now_iso(), "runs": [dict(run) for run in runs]}
-    output.print_json({**answer, "searches": searches} if searches else answer)
-
-
-def _as_csv(_workspace: Workspace, question: Question, selection: Selection) -> None:
-    tables.print_csv(selection.runs, question.columns)
-
-
-def _as_table(_workspace: Workspace, question: Question, selection: Selection) -> None:
+        runs: Sequence[Mapping[str, Any]] = selection.runs
+        if question.columns:
+            runs = [{name: value_of(run, name) for name in question.columns} for run in runs]
+        searches = [search.to_json() for search in _searches(workspace, question.names, selection)]
+        answer = {"schema": SCHEMA, "as_of": now_iso(), "runs": [dict(run) for run in runs]}
+        output.print_json({**answer, "searches": searches} if searches else answer)
+        return
     if question.columns:
         tables.print_runs(selection.runs, only=question.columns)
     elif selection.runs:
         tables.print_runs(_indented(selection.lines), selection.fields)
     if selection.cut:
-        output.echo(tables.count_states(selection.cut), err=True)
+        output.note(tables.describe_others(selection.cut))
 
 
 def _indented(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
     """Lines of runs with their names as in a tree."""
     return [{**line, "name": "  " * line["depth"] + line["name"]} if line.get("depth") else line for line in lines]
-
-
-def _live(workspace: Workspace, question: Question, interval: float) -> int:
-    from rich.live import Live
-
-    with Live(console=tables.console(), auto_refresh=False, screen=False) as live:
-        while True:
-            selection = _look(workspace, question)
-            lines = _indented(selection.lines)
-            columns = tables.columns_of(lines, selection.fields, question.columns)
-            live.update(
-                tables.screen(lines, columns, (live.console.width, live.console.height), selection.cut), refresh=True
-            )
-            time.sleep(interval)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -158,7 +159,7 @@ def print_runs(runs: Sequence[Mapping[str, Any]], fields: Sequence[str] = (), on
     print_lines(columns_of(runs, fields, only), runs)
 
 
-def print_csv(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
+def print_runs_csv(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
     """Print a line of names, and a line for each run, as comma-separated values.
 
     Args:
@@ -203,10 +204,10 @@ def screen(
     others = [*(run["state"] for run in runs[len(shown) :]), *others]
     if not others:
         return drawn
-    return Group(drawn, Text(count_states(others), style="dim", no_wrap=True, overflow="ellipsis"))
+    return Group(drawn, Text(describe_others(others), style="dim", no_wrap=True, overflow="ellipsis"))
 
 
-def count_states(states: Sequence[str]) -> str:
+def describe_others(states: Sequence[str]) -> str:
     """How many more runs there are, by state."""
     counts = ", ".join(f"{count} {state}" for state, count in Counter(states).most_common())
     return f"and {len(states)} more: {counts}"
@@ -258,7 +259,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table, as :func:`print_columns`."""
     if output.is_terminal(sys.stdout):
         drawer = console()
-        drawer.print(_wrapped(headers, rows, drawer.width))
+        drawer.print(_wrapped_table(headers, rows, drawer.width))
         return
     headers, *rows = [[printable(shortened(cell, LONGEST_CELL)) for cell in row] for row in (headers, *rows)]
     # All columns but the last, whose text may be long, are as wide as their widest cell.
@@ -266,6 +267,17 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for line in [headers, *rows]:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
         output.verbatim("  ".join([*cells, line[-1]]).rstrip())
+
+
+def print_network(network: Mapping[str, Any] | None) -> None:
+    """Print each ``network`` that an attempt could have used, and the addresses that were left out, and why."""
+    from slurmtrain.cli import describe
+
+    if rows := describe.network_rows(network):
+        output.echo()
+        print_table(describe.NETWORK_HEADERS, rows)
+        for line in describe.excluded_addresses(network):
+            output.paragraph(f"left out: {line}", "  ")
 
 
 def console(*, stderr: bool = False) -> Any:
@@ -278,7 +290,7 @@ def console(*, stderr: bool = False) -> Any:
     return Console(stderr=stderr, width=output.width() if output.is_too_narrow() else None)
 
 
-def _wrapped(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Any:
+def _wrapped_table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Any:
     """A rich table; rich itself respects NO_COLOR. Only the last column is wrapped, between words where it can be."""
     from rich.cells import cell_len
 
@@ -360,7 +372,19 @@ def fit(columns: Sequence[Column], content: Sequence[int], width: int) -> dict[i
             shown[index] = needs[index]
             left -= needs[index] + GAP
     shown = dict(sorted(shown.items()))
-    return _narrow(shown, columns, -left) if left < 0 else _widen(shown, content, left)
+    # Too wide: cells are taken from columns that may be cut, the last first, as far as that goes.
+    for index in reversed(shown):
+        if left < 0 and columns[index].room is not None:
+            reduction = min(-left, max(0, shown[index] - _LEAST))
+            shown[index] -= reduction
+            left += reduction
+    # Room is left: columns that are cut get equal parts, the last what the others do not need.
+    cut = sorted((index for index in shown if shown[index] < content[index]), key=lambda i: content[i] - shown[i])
+    for position, index in enumerate(cut if left > 0 else ()):
+        growth = min(content[index] - shown[index], left // (len(cut) - position))
+        shown[index] += growth
+        left -= growth
+    return shown
 
 
 def fit_wrapped(content: Sequence[int], least: int, width: int) -> list[int]:
@@ -379,23 +403,41 @@ def fit_wrapped(content: Sequence[int], least: int, width: int) -> list[int]:
     return [*others, last]
 
 
-def _narrow(shown: dict[int, int], columns: Sequence[Column], excess: int) -> dict[int, int]:
-    """Take ``excess`` cells from columns that may be cut, the last first; as far as that goes."""
-    narrowed = dict(shown)
-    for index in reversed(shown):
-        if columns[index].room is not None:
-            reduction = min(excess, max(0, narrowed[index] - _LEAST))
-            narrowed[index] -= reduction
-            excess -= reduction
-    return narrowed
+# --- progress ---------------------------------------------------------------------------------------------------------
+
+# Fewer bytes than this are read before a user would suspect a hang.
+_LARGE_BYTES = 1 << 30
+ShowCount = Callable[[int, int], None]
+"""A callback that takes how many are done, or how many bytes, and the total."""
 
 
-def _widen(shown: dict[int, int], content: Sequence[int], left: int) -> dict[int, int]:
-    """Give ``left`` cells to the columns that are cut, in equal parts, the last getting what others do not need."""
-    widened = dict(shown)
-    cut = sorted((index for index in shown if shown[index] < content[index]), key=lambda i: content[i] - shown[i])
-    for position, index in enumerate(cut):
-        growth = min(content[index] - shown[index], left // (len(cut) - position))
-        widened[index] += growth
-        left -= growth
-    return widened
+@contextmanager
+def byte_progress() -> Iterator[ShowCount]:
+    """Yield a callback that shows the progress of reading large files: a bar, on a terminal only."""
+    if not output.is_terminal(sys.stderr):
+        yield lambda _read, _total: None
+        return
+    from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+    columns = (BarColumn(), DownloadColumn(binary_units=True), TransferSpeedColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None, visible=False)
+        yield lambda read, total: progress.update(task, completed=read, total=total, visible=total >= _LARGE_BYTES)
+
+
+@contextmanager
+def count_progress(unit: str) -> Iterator[ShowCount]:
+    """Yield a callback that shows how many of a known number are done: a bar, on a terminal only.
+
+    Args:
+        unit: What is counted, in the plural.
+    """
+    if not output.is_terminal(sys.stderr):
+        yield lambda _done, _total: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeRemainingColumn())
+    with Progress(*columns, console=console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli import formatting, options, output
+from slurmtrain.cli import formatting, options, output, tables
 from slurmtrain.errors import OutputError
+from slurmtrain.ops.shared.views import run_json, runs_json
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run
-    from slurmtrain.ops.shared.observe import Observed
     from slurmtrain.ops.watch.lock import WatchHolder
     from slurmtrain.ops.watch.report import WatchEvent
+    from slurmtrain.registry.rows import Listed
 
 _INTERRUPTED = 130
 
@@ -29,7 +32,7 @@ _INTERRUPTED = 130
 )  # fmt: skip
 @click.option("--once", is_flag=True, help="Do a single round, as for cron; exit with 1 if something went wrong.")
 @options.json_option
-def watch(workspace: Workspace, every: float, once: bool, as_json: bool) -> int:
+def watch_command(workspace: Workspace, every: float, once: bool, as_json: bool) -> int:
     """Repeat what sync does until SIGTERM or Ctrl-C: a process for a login node.
 
     It prints a line for each action and each problem, and when a problem is over. If another watch is running for these
@@ -43,7 +46,14 @@ def watch(workspace: Workspace, every: float, once: bool, as_json: bool) -> int:
     def report(event: WatchEvent) -> None:
         if once and event.kind == "problem":
             problems.append(event.message)
-        _print(event, as_json=as_json)
+        # A watch goes on if a line cannot be written, for example because the disk is full.
+        with suppress(OutputError):
+            if as_json:
+                output.print_json(event.to_dict(), on_a_line=True)
+                return
+            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
+            message = formatting.localized(" ".join(event.message.split()))
+            output.echo(f"{at} {'problem: ' if event.kind == 'problem' else ''}{message}")
 
     if once:
         _print_holder(workspace, watch_once(workspace.config, every, report))
@@ -53,19 +63,6 @@ def watch(workspace: Workspace, every: float, once: bool, as_json: bool) -> int:
         return _INTERRUPTED if stop.raised == signal.SIGINT else 0
 
 
-def _print(event: WatchEvent, *, as_json: bool) -> None:
-    """Print one line. If it cannot be written, for example because the disk is full, the watch continues."""
-    try:
-        if as_json:
-            output.print_json(event.to_dict(), on_a_line=True)
-        else:
-            at = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(event.at))
-            message = formatting.localized(" ".join(event.message.split()))
-            output.echo(f"{at} {'problem: ' if event.kind == 'problem' else ''}{message}")
-    except OutputError:
-        return
-
-
 def _print_holder(workspace: Workspace, holder: WatchHolder | None) -> None:
     if holder is not None:
         output.echo(f"{workspace.root.path} is watched already, by {holder}; nothing was done", err=True)
@@ -73,7 +70,7 @@ def _print_holder(workspace: Workspace, holder: WatchHolder | None) -> None:
 
 @options.command("sync")
 @options.json_option
-def sync(workspace: Workspace, as_json: bool) -> int:
+def sync_command(workspace: Workspace, as_json: bool) -> int:
     """Read new events, complete what a killed command left unfinished, restart runs, and mirror them to MLflow.
 
     Repeating it is harmless. Exits with 1 if something could not be done; the next sync tries again.
@@ -103,9 +100,8 @@ def sync(workspace: Workspace, as_json: bool) -> int:
 @options.command("wait digits cnn")
 @options.runs_argument
 @options.json_option
-def wait(workspace: Workspace, names: tuple[str, ...], as_json: bool) -> int:
+def wait_command(workspace: Workspace, names: tuple[str, ...], as_json: bool) -> int:
     """Wait until each RUN has ended. Exits with 0 if all completed, else with 1."""
-    from slurmtrain.cli.progress_bars import wait_for_runs
     from slurmtrain.ops.shared.find import find_all
 
     run_ids, _ = find_all(workspace, names)
@@ -118,17 +114,30 @@ def wait(workspace: Workspace, names: tuple[str, ...], as_json: bool) -> int:
 @click.option("--force", is_flag=True, help="Kill immediately, without letting the run save.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before cancelling several runs.")
 @options.json_option
-def cancel(workspace: Workspace, names: tuple[str, ...], all_runs: bool, force: bool, yes: bool, as_json: bool) -> int:
+def cancel_command(
+    workspace: Workspace, names: tuple[str, ...], all_runs: bool, force: bool, yes: bool, as_json: bool
+) -> int:
     """Cancel each RUN: let it save and exit, and kill processes that do not exit.
 
     A RUN may be a pattern such as 'cnn-*', for all runs of such names that have not ended. On a terminal you are asked
     before several are cancelled by a pattern or --all. Works from any terminal of the machine; for Slurm jobs, from
     any machine of the cluster.
     """
-    from slurmtrain.ops.cancel import cancel
+    from slurmtrain.errors import UserError
+    from slurmtrain.ops.cancel import cancel, find_runs
     from slurmtrain.ops.shared.family import describe_blocked, open_dependents
+    from slurmtrain.ops.shared.find import namesakes
+    from slurmtrain.ops.shared.observe import observe
 
-    run_ids, before = _choose(workspace, names, all_runs=all_runs)
+    if names and all_runs:
+        raise UserError("give either runs or --all, which cancels all of them")
+    if not names and not all_runs:
+        raise UserError("name the runs to cancel; --all cancels all that have not ended")
+    if names:
+        run_ids, before = find_runs(workspace, names)
+    else:
+        before = observe(workspace, ask_slurm=False)
+        run_ids = [run_id for run_id, row in before.runs.index.items() if not row.ended]
     if len(run_ids) > len(names) and not yes and output.can_ask():
         runs = before.runs.fetch(run_ids)
         lines = [f"{run_id}  {runs[run_id].name}  {runs[run_id].state}" for run_id in run_ids]
@@ -137,56 +146,30 @@ def cancel(workspace: Workspace, names: tuple[str, ...], all_runs: bool, force: 
     waiting = open_dependents(workspace, before, run_ids)
     ended = cancel(workspace, run_ids, force=force)
     if as_json:
-        output.print_json(_as_json(workspace, ended))
+        output.print_json(_cancelled_json(workspace, ended))
     for run_id, run in ended.items():
         if run_id in over:
-            output.echo(f"run {run_id} had ended already: {run.state}", err=True)
+            output.note(f"run {run_id} had ended already: {run.state}")
         else:
-            output.echo(
-                f"run {run_id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else ""),
-                err=True,
+            output.note(
+                f"run {run_id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else "")
             )
     for line in describe_blocked(workspace, waiting):
         output.echo(line, err=True)
-    for line in _others_of_these_names(before, run_ids, names):
-        output.echo(line, err=True)
+    index = before.runs.index
+    for run_id in run_ids:
+        # Who names a run may have forgotten that others of this name go on.
+        if run_id in index and index[run_id].name in names and (others := set(namesakes(index, run_id)) - set(run_ids)):
+            output.note(f"not cancelled, and also named {index[run_id].name}: {', '.join(sorted(others))}")
     return 0 if all(run.ended for run in ended.values()) else 1
 
 
-def _choose(workspace: Workspace, names: Sequence[str], *, all_runs: bool) -> tuple[list[str], Observed]:
-    """The runs to cancel, and what is known of all runs."""
-    from slurmtrain.errors import UserError
-    from slurmtrain.ops.cancel import find_runs
-    from slurmtrain.ops.shared.observe import observe
-
-    if names and all_runs:
-        raise UserError("give either runs or --all, which cancels all of them")
-    if not names and not all_runs:
-        raise UserError("name the runs to cancel; --all cancels all that have not ended")
-    if names:
-        return find_runs(workspace, names)
-    observed = observe(workspace, ask_slurm=False)
-    return [run_id for run_id, row in observed.runs.index.items() if not row.ended], observed
-
-
-def _others_of_these_names(observed: Observed, run_ids: Sequence[str], names: Sequence[str]) -> Iterator[str]:
-    """A line for each name that other runs which go on have, too."""
-    from slurmtrain.ops.shared.find import namesakes
-
-    runs = observed.runs.index
-    for run_id in run_ids:
-        if run_id in runs and runs[run_id].name in names and (others := set(namesakes(runs, run_id)) - set(run_ids)):
-            listed = ", ".join(sorted(others))
-            yield f"not cancelled, and also named {runs[run_id].name}: {listed}"
-
-
-def _as_json(workspace: Workspace, ended: Mapping[str, Run]) -> dict[str, Any]:
+def _cancelled_json(workspace: Workspace, ended: Mapping[str, Run]) -> dict[str, Any]:
     """The runs as they are now, which need not be what their journals say: a full disk, or a deleted directory.
 
     Of a run that the registry does not know there are only ``id``, ``state`` and ``reason``.
     """
     from slurmtrain.ops.shared.observe import observe
-    from slurmtrain.ops.shared.views import runs_json
 
     listed = observe(workspace, ended, ask_slurm=False).runs.fetch(ended)
     answer = runs_json(workspace, listed)
@@ -195,3 +178,120 @@ def _as_json(workspace: Workspace, ended: Mapping[str, Run]) -> dict[str, Any]:
         if run_id not in facts or facts[run_id]["state"] != run.state:
             facts[run_id] = {**facts.get(run_id, {}), "id": run_id, "state": run.state, "reason": run.reason}
     return {**answer, "runs": [facts[run_id] for run_id in ended]}
+
+
+# --- waiting, with progress on standard error: bars on a terminal, plain lines elsewhere -----------------------------
+
+# Without a terminal, print the progress of a training run this often.
+_LINE_EVERY_S = 10.0
+# The cells of a bar; on a narrower terminal there is none, so that names, states and steps have room.
+_BAR, _WIDE_ENOUGH = 20, 80
+# The longest state.
+_STATE = len("completed")
+
+ShowRuns = Callable[[Mapping[str, "Listed"]], None]
+
+
+@contextmanager
+def run_progress(workspace: Workspace) -> Iterator[ShowRuns]:
+    """Yield a function that displays runs by id, to be called after each observation."""
+    with _bars() if output.is_terminal(sys.stderr) else nullcontext(_Lines().print) as update:
+        yield lambda runs: update([run_json(workspace, listed) for listed in runs.values()])
+
+
+def describe_progress(run: Mapping[str, Any]) -> str:
+    """How far a run has come, and its reason for waiting, as far as that is known."""
+    cells = ((name, tables.RUN_COLUMNS[name].cell(run)) for name in ("step", "rate", "eta", "metrics", "reason"))
+    return "  ".join(f"ETA {cell}" if name == "eta" else cell for name, cell in cells if cell not in ("-", ""))
+
+
+class _Lines:
+    """Print a line for each change of state, and occasionally one for progress."""
+
+    def __init__(self) -> None:
+        # By run id: the last printed state, and when it was printed (time.monotonic()).
+        self._printed: dict[str, tuple[str, float]] = {}
+
+    def print(self, runs: list[dict[str, Any]]) -> None:
+        """Print a line for each run with a new state or due progress."""
+        for run in runs:
+            state, at = self._printed.get(run["id"], ("", 0.0))
+            now = time.monotonic()
+            if run["state"] == state and (run["state"] != "running" or now - at < _LINE_EVERY_S):
+                continue
+            self._printed[run["id"]] = (run["state"], now)
+            step = "" if run["step"] is None else "step "
+            line = (
+                f"{time.strftime('%H:%M:%S')} {run['name']} {run['id']} {run['state']} {step}{describe_progress(run)}"
+            )
+            output.echo(line.rstrip(), err=True)
+
+
+@contextmanager
+def _bars() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
+    from rich.progress import BarColumn, Progress, TextColumn
+    from rich.table import Column
+    from rich.text import Text
+
+    class Bar(BarColumn):
+        """A bar, which moves to and fro while a run trains whose number of steps is unknown."""
+
+        def render(self, task: Any) -> Any:
+            """None for a run that does not train, and never said how many steps it has."""
+            return Text() if task.total is None and task.fields["state"] != "running" else super().render(task)
+
+    drawer = tables.console(stderr=True)
+    columns = (
+        # A name may contain what rich would take for markup.
+        TextColumn("{task.description}", markup=False),
+        *([Bar(bar_width=_BAR)] if drawer.width >= _WIDE_ENOUGH else []),
+        TextColumn("{task.fields[details]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
+    )
+    with Progress(*columns, console=drawer, transient=False) as progress:
+        tasks: dict[str, Any] = {}
+
+        def update(runs: list[dict[str, Any]]) -> None:
+            for run in runs:
+                if run["id"] not in tasks:
+                    tasks[run["id"]] = progress.add_task("", total=None, state="", details="")
+                progress.update(
+                    tasks[run["id"]],
+                    # The name comes last, since the end of a long line is cut.
+                    description=output.printable(f"{run['id']} {run['state']:<{_STATE}} {run['name']}"),
+                    total=run["total_steps"],
+                    completed=run["step"] or 0,
+                    state=run["state"],
+                    details=output.printable(describe_progress(run)),
+                )
+
+        yield update
+
+
+def wait_for_runs(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool) -> int:
+    """Wait for runs to end, and print how they ended.
+
+    Args:
+        workspace: where the runs are.
+        run_ids: the runs to wait for.
+        as_json: print JSON rather than a table.
+
+    Returns:
+        The exit code: 0 if all runs completed, else 1.
+    """
+    from slurmtrain.ops.wait import wait
+
+    workspace = workspace.looking_again()
+    try:
+        with run_progress(workspace) as show:
+            completed, synced = wait(workspace, run_ids, show)
+    except KeyboardInterrupt:
+        output.echo(f"no longer waiting; the run continues ('slurmtrain cancel {run_ids[-1]}' ends it)", err=True)
+        raise
+    output.warn_about(synced.observed)
+    output.warn([*synced.notes, *synced.problems])
+    chosen = {run_id: synced.observed.runs[run_id] for run_id in [*run_ids, *synced.searched]}
+    if as_json:
+        output.print_json(runs_json(workspace, chosen))
+    else:
+        tables.print_runs([run_json(workspace, listed) for listed in chosen.values()])
+    return 0 if completed else 1

@@ -12,8 +12,8 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from slurmtrain.cli.show_commands import show
-from slurmtrain.cli.status_commands import status
+from slurmtrain.cli.show_commands import show_command
+from slurmtrain.cli.status_commands import status_command
 from slurmtrain.config import Config
 from slurmtrain.model.run.layout import run_id
 from slurmtrain.ops.rebuild import rebuild
@@ -50,14 +50,14 @@ class Root:
     def status(self) -> tuple[list[dict[str, Any]], str]:
         """The runs that ``status --json`` prints, less what only the registry knows, and what it says on stderr."""
         arguments = ["--runs", str(self.runs), "--all", "--json"]
-        result = CliRunner().invoke(status, arguments, standalone_mode=False, catch_exceptions=False)
+        result = CliRunner().invoke(status_command, arguments, standalone_mode=False, catch_exceptions=False)
         runs = json.loads(result.stdout)["runs"]
         return [{key: run[key] for key in run.keys() - {"mirrored", "trackers"}} for run in runs], result.stderr
 
     def show(self, run: str) -> dict[str, Any]:
         """What ``show --json`` prints."""
         arguments = ["--runs", str(self.runs), run, "--json"]
-        result = CliRunner().invoke(show, arguments, standalone_mode=False, catch_exceptions=False)
+        result = CliRunner().invoke(show_command, arguments, standalone_mode=False, catch_exceptions=False)
         shown: dict[str, Any] = json.loads(result.stdout)["run"]
         return shown
 

@@ -11,7 +11,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 @options.command("top", looks=True)
 @options.interval_option
-def top(workspace: Workspace, interval: float) -> int:
+def top_command(workspace: Workspace, interval: float) -> int:
     """Show all runs on a live page: steps, rates, why they wait or ended, and the end of their logs.
 
     Keys follow logs, show all about a run, cancel it, resume it, have it save, filter and sort; ? lists them. It needs
@@ -23,6 +23,6 @@ def top(workspace: Workspace, interval: float) -> int:
             "'slurmtrain top' needs a terminal for input and output; 'slurmtrain status --watch' prints the runs again "
             "and again, 'slurmtrain status --json' prints them for programs"
         )
-    from slurmtrain.cli.top.app import run_page
+    from slurmtrain.cli.top.app import run_top
 
-    return run_page(workspace, interval)
+    return run_top(workspace, interval)

@@ -124,7 +124,7 @@ class TopApp(App[int]):
         self._follows = Repeater(self._follower.look, min(_LOGS_S, interval_s))
         self.actions = Actions(config, partial(self._later, self._show_outcome))
 
-    def _later(self, show: Callable[..., None], *news: Any) -> None:
+    def _later(self, show: Callable[..., object], *news: Any) -> None:
         """Have the page show something, from any thread; it is lost if the page has been left."""
         if self.is_running:
             self.call_later(show, *news)
@@ -294,13 +294,12 @@ class TopApp(App[int]):
             return
 
         def read() -> None:
-            self._later(self._show_report, selected, report_lines(self._config, selected.run, columns))
+            lines = report_lines(self._config, selected.run, columns)
+            title = printable(f"{selected.run['name']} {selected.id}")
+            # The screen has to be made in the page's own thread.
+            self._later(lambda: self.push_screen(TextScreen(title, lines)))
 
         threading.Thread(target=read, daemon=True).start()
-
-    def _show_report(self, row: top_rows.Row, lines: list[str]) -> None:
-        """Show all about a run."""
-        self.push_screen(TextScreen(printable(f"{row.run['name']} {row.id}"), lines))
 
     def action_cancel(self) -> None:
         """Cancel the selected run, if that is confirmed."""
@@ -388,7 +387,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 _RESTORED_S = 3.0
 
 
-def run_page(workspace: Workspace, interval_s: float) -> int:
+def run_top(workspace: Workspace, interval_s: float) -> int:
     """Show the page until it is left; returns the exit code, 128 and the signal's number if a signal ended it.
 
     Args:
@@ -396,7 +395,7 @@ def run_page(workspace: Workspace, interval_s: float) -> int:
         interval_s: Seconds between two looks.
     """
     app = TopApp(workspace.config, interval_s)
-    code = asyncio.run(_run(app))
+    code = asyncio.run(_run_app(app))
     if code is None:
         # textual has printed what went wrong.
         return 1
@@ -406,7 +405,7 @@ def run_page(workspace: Workspace, interval_s: float) -> int:
     return code
 
 
-async def _run(app: TopApp) -> int | None:
+async def _run_app(app: TopApp) -> int | None:
     loop = asyncio.get_running_loop()
     for each in _SIGNALS:
         loop.add_signal_handler(each, _leave, app, 128 + each)

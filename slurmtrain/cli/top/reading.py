@@ -74,23 +74,20 @@ class Looker:
         """All runs as they are now; if that fails, as they were, with the reason. Never raises."""
         self._notes = {note: at for note, at in self._notes.items() if time.monotonic() - at < _NOTE_S}
         try:
-            if self._is_registry_due():
+            # Before any run is known there may be no registry, and nothing to make one for.
+            over = time.monotonic() - self._opened_at > _REGISTRY_AGAIN_S
+            if self._cache and over and self._workspace.store.in_memory:
                 self._open()
             observed = observe(self._workspace)
-            read = self._read(observed)
+            read = self._read_changed(observed)
         except Exception as error:  # noqa: BLE001 (a page that shows a bug is of more use than none)
-            self._last = replace(self._last, problems=(describe(error), *self._warnings), read=0)
+            self._last = replace(self._last, problems=(describe_exception(error), *self._warnings), read=0)
             return self._last
         rows = {run_id: cached.row for run_id, cached in self._cache.items()}
         unreadable = [f"run {run_id} is unreadable: {reason}" for run_id, reason in observed.unreadable.items()]
         problems = (*observed.problems, *unreadable, *self._warnings, *self._notes)
-        self._last = Snapshot(rows, self._slurm_at(), problems, read)
+        self._last = Snapshot(rows, self._workspace.scheduler.answered_at, problems, read)
         return self._last
-
-    def _is_registry_due(self) -> bool:
-        # Before any run is known there may be no registry, and nothing to make one for.
-        over = time.monotonic() - self._opened_at > _REGISTRY_AGAIN_S
-        return bool(self._cache) and over and self._workspace.store.in_memory
 
     def _open(self) -> None:
         """Open the registry, maybe again. What the workspace warns about, such as a registry that fails, lasts."""
@@ -101,31 +98,28 @@ class Looker:
     def _note(self, text: str) -> None:
         self._notes[text] = time.monotonic()
 
-    def _read(self, observed: Observed) -> int:
+    def _read_changed(self, observed: Observed) -> int:
         """Read the runs that may have changed; returns how many."""
-        index = observed.runs.index
-        changed = [run_id for run_id, row in index.items() if not (row.settled and self._is_cached(run_id, row))]
-        listed = observed.runs.fetch(changed)
-        fresh = {run_id: self._take_in(index[run_id], each) for run_id, each in listed.items()}
-        cached = {run_id: fresh.get(run_id) or self._cache.get(run_id) for run_id in index}
-        self._cache = {run_id: replace(each, row=aged(each.row)) for run_id, each in cached.items() if each is not None}
+        index, cache = observed.runs.index, self._cache
+        changed = [
+            run_id
+            for run_id, row in index.items()
+            if not (row.settled and run_id in cache and cache[run_id].index == row)
+        ]
+        for run_id, listed in observed.runs.fetch(changed).items():
+            before = cache.get(run_id)
+            if before is not None and before.listed.row == listed.row and before.listed.live == listed.live:
+                # The row stays the same object as long as nothing about the run has changed.
+                cache[run_id] = replace(before, index=index[run_id])
+            else:
+                cache[run_id] = _Cached(index[run_id], listed, make_row(run_json(self._workspace, listed)))
+        self._cache = {
+            run_id: replace(cache[run_id], row=aged(cache[run_id].row)) for run_id in index if run_id in cache
+        }
         return len(changed)
 
-    def _is_cached(self, run_id: str, row: IndexRow) -> bool:
-        return run_id in self._cache and self._cache[run_id].index == row
 
-    def _take_in(self, index: IndexRow, listed: Listed) -> _Cached:
-        """A run with its row, which stays the same object as long as nothing about the run has changed."""
-        before = self._cache.get(listed.id)
-        if before is not None and before.listed.row == listed.row and before.listed.live == listed.live:
-            return replace(before, index=index)
-        return _Cached(index, listed, make_row(run_json(self._workspace, listed)))
-
-    def _slurm_at(self) -> float | None:
-        return self._workspace.scheduler.answered_at
-
-
-def describe(error: BaseException) -> str:
+def describe_exception(error: BaseException) -> str:
     """An error as a sentence."""
     if isinstance(error, SlurmtrainError):
         return str(error)
@@ -192,18 +186,15 @@ class Follower:
             return
         first = subject != self._current
         if first:
-            self._begin(subject)
+            self._current, self._run, self._readers, self._problem = subject, None, {}, ""
         try:
             attempts = self._read_run(subject)
             lines, problem = self._new_lines(subject), ""
         except Exception as error:  # noqa: BLE001 (a page that shows a bug is of more use than none)
-            attempts, lines, problem = None, [], describe(error)
+            attempts, lines, problem = None, [], describe_exception(error)
         if first or attempts is not None or lines or problem != self._problem:
             self._problem = problem
             self._report(News(subject, attempts, lines, first, problem))
-
-    def _begin(self, subject: FollowedRun) -> None:
-        self._current, self._run, self._readers, self._problem = subject, None, {}, ""
 
     def _read_run(self, subject: FollowedRun) -> list[dict[str, Any]] | None:
         """The attempts of the run; None if it is too early to read them again."""
@@ -289,15 +280,15 @@ def report_lines(config: Config, run: Mapping[str, Any], columns: int) -> list[s
         columns: How wide the terminal is.
     """
     try:
-        facts = _read(Workspace(config), run)
+        facts = _read_report(Workspace(config), run)
         with output.collected(columns) as printed:
             print_run(facts)
     except Exception as error:  # noqa: BLE001 (shown, since it must not end the page)
-        return list(wrapped([describe(error)], columns))
+        return list(wrapped([describe_exception(error)], columns))
     return list(wrapped(printed.getvalue().splitlines(), columns))
 
 
-def _read(workspace: Workspace, run: Mapping[str, Any]) -> dict[str, Any]:
+def _read_report(workspace: Workspace, run: Mapping[str, Any]) -> dict[str, Any]:
     observed = observe(workspace, [run["id"]], thorough=True, ask_slurm=False)
     loaded = workspace.store.load(run["id"])
     if loaded is None:
@@ -360,7 +351,7 @@ def _resume(workspace: Workspace, run_id: str) -> Outcome:
     return Outcome("; ".join([f"run {run_id} was started again", *notes]))
 
 
-def _checkpoint(workspace: Workspace, run_id: str) -> Outcome:
+def _save(workspace: Workspace, run_id: str) -> Outcome:
     from slurmtrain.cli.checkpoint_commands import describe_outcome
     from slurmtrain.ops.request_checkpoint import request_checkpoint, wait_for_checkpoint
 
@@ -371,7 +362,7 @@ def _checkpoint(workspace: Workspace, run_id: str) -> Outcome:
 
 CANCEL = Action("cancelling run {run}", "Cancel {run}? It saves before it ends.", _cancel)
 RESUME = Action("resuming run {run}", "Resume {run} from its newest checkpoint?", _resume)
-CHECKPOINT = Action("run {run} saves at the end of its step", "", _checkpoint)
+CHECKPOINT = Action("run {run} saves at the end of its step", "", _save)
 
 
 class Actions:
@@ -411,5 +402,5 @@ class Actions:
             # A workspace of its own, as a command has: the registry is not shared between threads.
             outcome = action.do(Workspace(self._config, warn=notes.append), run_id)
         except Exception as error:  # noqa: BLE001 (shown, since an action must not end the page)
-            outcome = Outcome(describe(error), good=False)
+            outcome = Outcome(describe_exception(error), good=False)
         self._report(Outcome("; ".join([outcome.text, *notes]), outcome.good))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import re
 import time
@@ -85,15 +86,14 @@ class Params:
             if names != self._names:
                 self._names, self._made = names, {}
             self._rows = rows
-        self._made = {row.id: self._made_of(row) for row in rows}
+        before, self._made = self._made, {}
+        for row in rows:
+            made = before.get(row.id)
+            if made is None or made[0] is not row:
+                text = printable(formatting.params(row.run["params"], self._names)) or "-"
+                made = row, _with_cell(row, _PARAMS, text)
+            self._made[row.id] = made
         return [made for _, made in self._made.values()]
-
-    def _made_of(self, row: Row) -> tuple[Row, Row]:
-        cached = self._made.get(row.id)
-        if cached is not None and cached[0] is row:
-            return cached
-        text = printable(formatting.params(row.run["params"], self._names)) or "-"
-        return row, _with_cell(row, _PARAMS, text)
 
 
 def _with_cell(row: Row, index: int, text: str) -> Row:
@@ -141,23 +141,14 @@ class RunsView:
         return replace(self, order=names[(names.index(self.order) + 1) % len(names)])
 
 
-def _none_last(value: float | None, *, descending: bool = False) -> tuple[bool, float]:
-    return (value is None, 0.0 if value is None else -value if descending else value)
-
-
-def _progress(row: Row) -> float | None:
-    step, total = row.run["step"], row.run["total_steps"]
-    return step / total if step is not None and total else None
-
-
 # By name: the key of a row. Rows of equal keys stay as they are: the newest first.
 ORDERS: Mapping[str, Callable[[Row], Any]] = {
     "live first": lambda row: row.ended,
     "newest": lambda _: 0,
     "name": lambda row: row.run["name"],
     "state": lambda row: RUN_STATES.index(row.run["state"]) if row.run["state"] in RUN_STATES else len(RUN_STATES),
-    "progress": lambda row: _none_last(_progress(row), descending=True),
-    "ETA": lambda row: _none_last(row.run["eta_seconds"]),
+    "progress": lambda row: -(row.run["step"] or 0) / (row.run["total_steps"] or math.inf),
+    "ETA": lambda row: (row.run["eta_seconds"] is None, row.run["eta_seconds"]),
 }
 
 
@@ -171,19 +162,15 @@ def choose(rows: Iterable[Row], view: RunsView) -> list[Row]:
         for row in rows
         if not (row.ended and (view.live_only or (row.run["archived"] and not archived_too)))
         and (condition is None or condition.holds(row.run))
-        and _contains(row, words)
+        and all(word in _searched(row.run) for word in words)
     ]
     newest_first = sorted(chosen, key=lambda row: row.id, reverse=True)
     return sorted(newest_first, key=ORDERS[view.order])
 
 
-def _contains(row: Row, words: Sequence[str]) -> bool:
-    """Whether each of these words is in the row's id, name, state, tags or reason."""
-    if not words:
-        return True
-    run = row.run
-    text = " ".join((run["id"], run["name"], run["state"], *run["tags"], run["reason"] or "")).casefold()
-    return all(word in text for word in words)
+def _searched(run: Mapping[str, Any]) -> str:
+    """What words of a filter are looked for in."""
+    return " ".join((run["id"], run["name"], run["state"], *run["tags"], run["reason"] or "")).casefold()
 
 
 def column_widths(rows: Sequence[Row], width: int) -> dict[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from textwrap import wrap
 from typing import ClassVar
 
@@ -121,7 +121,7 @@ class LinesView(ScrollView, can_focus=True):
         """Show these ``lines`` instead; unchanged ones are not drawn again."""
         new = list(lines)[-MOST_LINES:]
         before, self._lines = list(self._lines), deque(new, maxlen=MOST_LINES)
-        self._widest = max(map(_width, new), default=0)
+        self._widest = max(map(_line_width, new), default=0)
         self._resized()
         top = self.scroll_offset.y
         for y in range(self.size.height):
@@ -135,7 +135,7 @@ class LinesView(ScrollView, can_focus=True):
             return
         was_at_end = self.at_end or not self._lines
         self._lines.extend(new)
-        self._widest = max(self._widest, *map(_width, new))
+        self._widest = max(self._widest, *map(_line_width, new))
         self._resized()
         if was_at_end and self._starts_at_end:
             self.scroll_end(animate=False)
@@ -176,7 +176,7 @@ class LinesView(ScrollView, can_focus=True):
         self.virtual_size = Size(self._widest, len(self._lines))
 
 
-def _width(line: str) -> int:
+def _line_width(line: str) -> int:
     return cell_len(_COLOUR.sub("", line))
 
 
@@ -224,15 +224,11 @@ class RunsTable(Widget, can_focus=True):
             self._widths = widths
             self.refresh()
         else:
-            for y in self._visible(max(len(before), len(rows))):
-                self._refresh_row(y, before, rows)
+            for place in range(self._top, min(max(len(before), len(rows)), self._top + self._room)):
+                self._refresh_row(place, before, rows)
             self._refresh_lines({cursor, self._cursor} if cursor != self._cursor else set())
         if (self.selected and self.selected.id) != (selected and selected.id):
             self.post_message(self.Selected())
-
-    def _visible(self, count: int) -> range:
-        """The places of the rows in sight, out of ``count``."""
-        return range(self._top, min(count, self._top + self._room))
 
     def _refresh_row(self, place: int, before: Sequence[Row], after: Sequence[Row]) -> None:
         """Draw the cells of a row that have changed."""
@@ -317,13 +313,12 @@ class RunsTable(Widget, can_focus=True):
         if not 0 <= place < len(self._rows):
             return Strip.blank(width, base)
         style = base + _REVERSE if place == self._cursor else base
-        return Strip(list(self._segments(self._rows[place], style))).adjust_cell_length(width, style)
-
-    def _segments(self, row: Row, style: Style) -> Iterator[Segment]:
+        row, segments = self._rows[place], []
         for index, wide in self._widths.items():
             colour = STATE_STYLES.get(row.cells[index], "") if index == STATE else ""
-            yield Segment(cut(row.cells[index], wide), style + Style.parse(colour) if colour else style)
-            yield Segment(" " * GAP, style)
+            segments.append(Segment(cut(row.cells[index], wide), style + Style.parse(colour) if colour else style))
+            segments.append(Segment(" " * GAP, style))
+        return Strip(segments).adjust_cell_length(width, style)
 
 
 def keys_text(of_screen: Sequence[tuple[str, str, str]], width: int) -> Text:

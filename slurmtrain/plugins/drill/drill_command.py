@@ -38,7 +38,7 @@ _RESTARTED = {AGENTS_IN_PLACE: "in place", AGENTS_REQUEUE: "requeue"}
 )  # fmt: skip
 @options.executor_option
 @options.json_option
-def drill(
+def drill_command(
     workspace: Workspace, spec: Path, overrides: tuple[str, ...], faults: tuple[str, ...], twice: bool,
     executor: str | None, as_json: bool,
 ) -> int:  # fmt: skip
@@ -47,7 +47,7 @@ def drill(
     KEY=VALUE overrides make it short, such as params.steps=200 and checkpoint.every.steps=20. Exits with 0 if every run
     passed, else with 1: also if a fault could not be tried, unless it is 'save'.
     """
-    from slurmtrain.cli.progress_bars import run_progress
+    from slurmtrain.cli.watch_commands import run_progress
     from slurmtrain.plugins.drill.drill_runs import DrillOptions, run_drill
 
     chosen = workspace.config.choose_executor(executor)

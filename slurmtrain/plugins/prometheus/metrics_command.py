@@ -59,7 +59,7 @@ def _read_labels(_context: click.Context, _parameter: click.Parameter, texts: tu
 @click.option("--no-runs", is_flag=True, help="Leave out the series of single runs, and so their names.")
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana instead.")
 @options.json_option
-def metrics(
+def metrics_command(
     workspace: Workspace, textfile: Path | None, address: tuple[str, int] | None, labels: dict[str, str],
     no_runs: bool, dashboard: bool, as_json: bool,
 ) -> int:  # fmt: skip

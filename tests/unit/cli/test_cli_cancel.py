@@ -10,7 +10,7 @@ from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
 from slurmtrain.cli import output
-from slurmtrain.cli.watch_commands import cancel
+from slurmtrain.cli.watch_commands import cancel_command
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -30,7 +30,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def call(workspace: Workspace, *arguments: str) -> Result:
-    return CliRunner().invoke(cancel, [*arguments, "--runs", str(workspace.root.path)], standalone_mode=False)
+    return CliRunner().invoke(cancel_command, [*arguments, "--runs", str(workspace.root.path)], standalone_mode=False)
 
 
 def live(workspace: Workspace) -> set[str]:
@@ -68,7 +68,7 @@ def test_on_a_terminal_it_asks_before_it_cancels_several(
 ) -> None:
     monkeypatch.setattr(output, "can_ask", lambda: True)
     result = CliRunner().invoke(
-        cancel, ["cnn*", "--runs", str(workspace.root.path)], input=answer, standalone_mode=False
+        cancel_command, ["cnn*", "--runs", str(workspace.root.path)], input=answer, standalone_mode=False
     )
     assert "cancel these 3 runs?" in result.output
     assert f"{WIDE}  cnn-wide  created" in result.output

@@ -14,9 +14,8 @@ import pytest
 from click.testing import CliRunner, Result
 from helpers.checkpoints import end_run, gone, make_checkpoints, make_run, write_rank_event
 
-from slurmtrain.cli.checkpoint_commands import checkpoint as command_checkpoint
-from slurmtrain.cli.checkpoint_commands import export, prune, verify
-from slurmtrain.cli.progress_bars import byte_progress
+from slurmtrain.cli.checkpoint_commands import checkpoint_command, export_command, prune_command, verify_command
+from slurmtrain.cli.tables import byte_progress
 from slurmtrain.errors import RunBusy
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Checkpoint
@@ -79,7 +78,7 @@ def cut(run: RunDir, step: int) -> Path:
 
 
 def test_good_checkpoints_are_a_table_and_a_zero(run: RunDir) -> None:
-    result = call(verify, run)
+    result = call(verify_command, run)
     assert result.return_value == 0
     assert [(step, what, why) for step, _, what, why in rows(result)] == [
         ("STEP", "RESULT", "REASON"),
@@ -90,26 +89,26 @@ def test_good_checkpoints_are_a_table_and_a_zero(run: RunDir) -> None:
 
 def test_a_bad_checkpoint_is_reported_with_the_step_that_a_run_continues_from(run: RunDir) -> None:
     path = cut(run, 30)
-    result = call(verify, run)
+    result = call(verify_command, run)
     assert result.return_value == 1
     assert rows(result)[3][2] == "bad"
     assert str(path) in rows(result)[3][3]
     assert result.stderr == "when it starts again, the run continues from step 20; what is newer is passed over\n"
     end_run(run)
     expected = f"'slurmtrain resume {run.id}' continues from step 20; what is newer is passed over\n"
-    assert call(verify, run).stderr == expected
+    assert call(verify_command, run).stderr == expected
 
 
 def test_older_bad_checkpoints_and_bad_ones_alone_get_different_advice(run: RunDir) -> None:
     cut(run, 10)
-    assert call(verify, run).stderr.endswith("continues from step 30; the bad ones are older\n")
+    assert call(verify_command, run).stderr.endswith("continues from step 30; the bad ones are older\n")
     cut(run, 20), cut(run, 30)
-    assert call(verify, run).stderr == f"none is good; 'slurmtrain resume --from-start {run.id}' begins again\n"
+    assert call(verify_command, run).stderr == f"none is good; 'slurmtrain resume --from-start {run.id}' begins again\n"
 
 
 def test_the_advice_on_one_checkpoint_says_nothing_of_others(run: RunDir) -> None:
     cut(run, 30)
-    result = call(verify, run, "--step", "30", "--sizes")
+    result = call(verify_command, run, "--step", "30", "--sizes")
     assert (result.return_value, len(rows(result))) == (1, 2)
     expected = f"'slurmtrain resume {run.id}' passes it over; 'slurmtrain verify {run.id}' looks at the others\n"
     assert result.stderr == expected
@@ -117,7 +116,7 @@ def test_the_advice_on_one_checkpoint_says_nothing_of_others(run: RunDir) -> Non
 
 def test_verify_prints_json(run: RunDir) -> None:
     path = cut(run, 30)
-    facts = json.loads(call(verify, run, "--json").stdout)
+    facts = json.loads(call(verify_command, run, "--json").stdout)
     assert {**facts, "checkpoints": len(facts["checkpoints"])} == {
         "schema": 1,
         "run_id": run.id,
@@ -153,15 +152,15 @@ def test_reading_is_shown_on_a_terminal_alone(
 
 
 def test_prune_lists_what_it_has_deleted_and_a_dry_run_what_it_would_delete(run: RunDir) -> None:
-    dry = call(prune, run, "--dry-run")
+    dry = call(prune_command, run, "--dry-run")
     assert (len(rows(dry)), "would be free" in dry.stderr) == (2, True)
     assert (run.checkpoints / "step-10").is_dir()
-    result = call(prune, run)
+    result = call(prune_command, run)
     assert (result.return_value, result.stderr.count("are free now")) == (0, 1)
     [header, row] = rows(result)
     assert header == ["STEP", "SIZE", "WHY", "PATH"]
     assert [row[0], *row[2:]] == ["10", "the policy does not keep it", str(run.checkpoints / "step-10")]
-    again = call(prune, run)
+    again = call(prune_command, run)
     assert (again.stdout, again.stderr) == ("", f"run {run.id}: nothing to delete\n")
 
 
@@ -174,7 +173,7 @@ def test_prune_prints_json(tmp_path: Path, template: RunDir) -> None:
     left.mkdir()
     (left / "__0_0.distcp").write_bytes(b"x" * 50)
     size = checkpoint_files.bytes_of(run.checkpoints / "step-10")
-    facts = json.loads(call(prune, run, "--json").stdout)
+    facts = json.loads(call(prune_command, run, "--json").stdout)
     gone_now = {"step": 10, "path": str(run.checkpoints / "step-10"), "bytes": size}
     assert facts == {
         "schema": 1,
@@ -192,7 +191,7 @@ def test_what_cannot_be_deleted_makes_a_one(run: RunDir, monkeypatch: pytest.Mon
         raise OSError(13, "Permission denied")
 
     monkeypatch.setattr(checkpoint_files, "delete_checkpoint", refuse)
-    result = call(prune, run)
+    result = call(prune_command, run)
     assert result.return_value == 1
     assert f"warning: {run.checkpoints / 'step-10'} cannot be deleted: permission denied\n" in result.stderr
 
@@ -202,14 +201,14 @@ def test_what_cannot_be_deleted_makes_a_one(run: RunDir, monkeypatch: pytest.Mon
 
 def test_export_prints_the_path_of_the_file(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    result = call(export, run, "--to", "model.safetensors")
+    result = call(export_command, run, "--to", "model.safetensors")
     assert (result.return_value, result.stdout) == (0, f"{tmp_path / 'model.safetensors'}\n")
     assert result.stderr.startswith("'model' of step 30: 9 tensors, ")
 
 
 def test_export_prints_json(run: RunDir, tmp_path: Path) -> None:
     to = tmp_path / "model.pt"
-    facts = json.loads(call(export, run, "--to", str(to), "--step", "20", "--object", "model", "--json").stdout)
+    facts = json.loads(call(export_command, run, "--to", str(to), "--step", "20", "--object", "model", "--json").stdout)
     assert facts == {
         "schema": 1,
         "run_id": run.id,
@@ -238,7 +237,7 @@ def trains(run: RunDir) -> RunDir:
 def ask(run: RunDir, monkeypatch: pytest.MonkeyPatch, outcome: RequestOutcome, *arguments: str) -> Result:
     """Call ``checkpoint``, with this answer of the run's."""
     monkeypatch.setattr(checkpoint_verb, "wait_for_checkpoint", lambda *_: outcome)
-    return call(command_checkpoint, run, *arguments)
+    return call(checkpoint_command, run, *arguments)
 
 
 def saved() -> Checkpoint:
@@ -290,7 +289,7 @@ def test_what_keeps_a_run_from_saving_is_printed(
 
 def test_checkpoint_need_not_wait(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoint_verb, "wait_for_checkpoint", lambda *_: pytest.fail("it waits"))
-    result = call(command_checkpoint, trains, "--no-wait")
+    result = call(checkpoint_command, trains, "--no-wait")
     assert (result.return_value, result.stdout) == (0, "")
     assert f"run {trains.id} was asked" in result.stderr
     assert trains.request.exists()
@@ -304,14 +303,14 @@ def test_after_ctrl_c_the_command_says_that_the_run_still_saves(
 
     monkeypatch.setattr(checkpoint_verb, "wait_for_checkpoint", interrupt)
     arguments = (trains.id, "--runs", str(trains.path.parent))
-    result = CliRunner().invoke(command_checkpoint, arguments, standalone_mode=False)
+    result = CliRunner().invoke(checkpoint_command, arguments, standalone_mode=False)
     assert isinstance(result.exception, click.Abort | KeyboardInterrupt | SystemExit)
     assert "no longer waiting; the run still saves" in result.stderr
 
 
 def test_a_run_that_does_not_train_is_not_asked(run: RunDir) -> None:
     arguments = (run.id, "--runs", str(run.path.parent))
-    result = CliRunner().invoke(command_checkpoint, arguments, standalone_mode=False)
+    result = CliRunner().invoke(checkpoint_command, arguments, standalone_mode=False)
     assert isinstance(result.exception, RunBusy)
     assert result.exception.exit_code == 2
 

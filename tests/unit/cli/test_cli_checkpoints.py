@@ -14,9 +14,10 @@ from click.testing import CliRunner, Result
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 
 from slurmtrain.cli import formatting
-from slurmtrain.cli.checkpoint_commands import checkpoints
-from slurmtrain.cli.show_commands import show
-from slurmtrain.cli.status_commands import status
+from slurmtrain.cli.checkpoint_commands import checkpoints_command
+from slurmtrain.cli.describe import describe_interval
+from slurmtrain.cli.show_commands import show_command
+from slurmtrain.cli.status_commands import status_command
 from slurmtrain.model.run.events.checkpoint_events import CheckpointFound
 from slurmtrain.model.run.layout import RunDir, RunsRoot, run_id
 from slurmtrain.specfile import load_spec
@@ -81,7 +82,7 @@ def call(command: click.Command, run: RunDir, *arguments: str) -> Result:
 
 
 def listed(run: RunDir, *options: str) -> list[dict[str, Any]]:
-    facts = json.loads(call(checkpoints, run, "@last", "--json", *options).stdout)
+    facts = json.loads(call(checkpoints_command, run, "@last", "--json", *options).stdout)
     assert (facts["schema"], facts["run_id"]) == (1, run.id)
     entries: list[dict[str, Any]] = facts["checkpoints"]
     return entries
@@ -151,7 +152,7 @@ def test_checkpoints_are_a_table(run: RunDir, saved: Write, write: Write) -> Non
     saved(70)
     write("pruned", step=50, path="checkpoints/step-50", why="not kept")
     write("rejected", step=70, path="checkpoints/step-70", reason="hash", aside=None)
-    assert rows(call(checkpoints, run, "@last", "--all")) == [
+    assert rows(call(checkpoints_command, run, "@last", "--all")) == [
         ["STEP", "SIZE", "SAVED", "SECONDS", "STALL", "WHY", "FILES", "KEPT"],
         ["50", "50.0 MiB", "2023-11-14 22:14", "2.134", "0.1", "steps", "pruned", "-"],
         ["60", "60.0 MiB", "2023-11-14 22:14", "2.134", "-", "-", "complete", "newest"],
@@ -160,7 +161,7 @@ def test_checkpoints_are_a_table(run: RunDir, saved: Write, write: Write) -> Non
 
 
 def test_a_run_without_checkpoints_says_so(run: RunDir) -> None:
-    result = call(checkpoints, run, run.id)
+    result = call(checkpoints_command, run, run.id)
     assert (result.stdout, result.stderr) == ("", f"run {run.id} has no checkpoint on disk\n")
 
 
@@ -184,10 +185,10 @@ def test_show_lists_what_is_on_disk_and_says_how_often_the_run_saves(run: RunDir
     saved(60)
     write("pruned", step=50, path="checkpoints/step-50", why="not kept")
     write("interval", seconds=312.4, optimum_s=312.4, stall_s=0.8, why="optimum 312 s for a stall of 0.8 s")
-    facts = json.loads(call(show, run, "@last", "--json").stdout)["run"]
+    facts = json.loads(call(show_command, run, "@last", "--json").stdout)["run"]
     assert [checkpoint["step"] for checkpoint in facts["checkpoints"]] == [60]
     assert facts["attempts"][0]["interval"]["stall_s"] == 0.8
-    lines = rows(call(show, run, "@last"))
+    lines = rows(call(show_command, run, "@last"))
     assert ["saves", "every 312 s: optimum 312 s for a stall of 0.8 s"] in lines
     assert ["60", "60.0 MiB", "2023-11-14 22:14", "complete", "checkpoints/step-60"] in lines
 
@@ -196,12 +197,12 @@ def test_show_says_by_what_mixed_ranks_communicate_and_in_which_precision_they_c
     run: RunDir, saved: Write, write: Write
 ) -> None:
     saved(50)
-    assert json.loads(call(show, run, "@last", "--json").stdout)["run"]["attempts"][0]["hardware"] is None
+    assert json.loads(call(show_command, run, "@last", "--json").stdout)["run"]["attempts"][0]["hardware"] is None
     names, precisions = ["NVIDIA A100", "NVIDIA A100", "Tesla V100"], ["bf16", "bf16", "fp16"]
     write("hardware", names=names, precisions=precisions, backend="nccl", backend_why="all processes have NCCL 2.27.5")
-    [attempt] = json.loads(call(show, run, "@last", "--json").stdout)["run"]["attempts"]
+    [attempt] = json.loads(call(show_command, run, "@last", "--json").stdout)["run"]["attempts"]
     assert attempt["hardware"]["precisions"] == precisions
-    shown = call(show, run, "@last")
+    shown = call(show_command, run, "@last")
     assert ["backend", "nccl: all processes have NCCL 2.27.5"] in rows(shown)
     assert "  precision bf16 on 2 x NVIDIA A100, fp16 on 1 x Tesla V100\n" in shown.stdout
 
@@ -210,14 +211,14 @@ def test_a_run_that_cannot_save_says_so_until_it_can(run: RunDir, saved: Write, 
     saved(400)
     write("save_failed", step=500, reason=FULL, why="interval")
     problem = f"the checkpoint of step 500 failed: {FULL}"
-    [checkpoint] = json.loads(call(status, run, "--json").stdout)["runs"]
+    [checkpoint] = json.loads(call(status_command, run, "--json").stdout)["runs"]
     assert (checkpoint["state"], checkpoint["reason"], checkpoint["checkpoint"]["step"]) == ("running", problem, 400)
-    assert rows(call(status, run))[1][-1] == problem
-    assert ["unsaved", problem] in rows(call(show, run, "@last"))
+    assert rows(call(status_command, run))[1][-1] == problem
+    assert ["unsaved", problem] in rows(call(show_command, run, "@last"))
     saved(510)
-    [checkpoint] = json.loads(call(status, run, "--json").stdout)["runs"]
+    [checkpoint] = json.loads(call(status_command, run, "--json").stdout)["runs"]
     assert checkpoint["reason"] == ""
-    assert "unsaved" not in call(show, run, "@last").stdout
+    assert "unsaved" not in call(show_command, run, "@last").stdout
 
 
 @pytest.mark.parametrize(
@@ -230,7 +231,7 @@ def test_a_run_that_cannot_save_says_so_until_it_can(run: RunDir, saved: Write, 
     ],
 )
 def test_an_interval_is_shown_with_its_reason(event: dict[str, Any] | None, shown: str) -> None:
-    assert formatting.interval(event) == shown
+    assert describe_interval(event) == shown
 
 
 @pytest.mark.parametrize(

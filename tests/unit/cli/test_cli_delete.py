@@ -17,10 +17,10 @@ from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from helpers.workspaces import make_workspace
 
 from slurmtrain.cli import output
-from slurmtrain.cli.delete_commands import delete
-from slurmtrain.cli.log_commands import logs
-from slurmtrain.cli.start_commands import resume
-from slurmtrain.cli.status_commands import status
+from slurmtrain.cli.log_commands import logs_command
+from slurmtrain.cli.start_commands import resume_command
+from slurmtrain.cli.status_commands import status_command
+from slurmtrain.cli.upkeep_commands import delete_command
 from slurmtrain.errors import RunBusy, RunNotFound, RunUnreadable, UserError
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.observe import observe
@@ -60,7 +60,7 @@ def call(workspace: Workspace, command: Any, *arguments: str) -> Result:
 
 
 def listed(workspace: Workspace) -> dict[str, dict[str, Any]]:
-    return {run["id"]: run for run in json.loads(call(workspace, status, "--json").stdout)["runs"]}
+    return {run["id"]: run for run in json.loads(call(workspace, status_command, "--json").stdout)["runs"]}
 
 
 def files(workspace: Workspace, run_id: str) -> set[str]:
@@ -70,7 +70,7 @@ def files(workspace: Workspace, run_id: str) -> set[str]:
 
 def test_files_go_and_what_says_what_the_run_was_and_did_stays(workspace: Workspace) -> None:
     before = listed(workspace)[A]
-    answer = json.loads(call(workspace, delete, A, "-y", "--json").stdout)
+    answer = json.loads(call(workspace, delete_command, A, "-y", "--json").stdout)
     assert [run["id"] for run in answer["runs"]] == [A]
     assert answer["bytes"] >= MIB
     kept = files(workspace, A)
@@ -90,12 +90,12 @@ def test_a_forgotten_run_is_nowhere(workspace: Workspace) -> None:
     history = workspace.root.history(A)
     history.parent.mkdir()
     history.touch()
-    call(workspace, delete, A, "--forget", "-y")
+    call(workspace, delete_command, A, "--forget", "-y")
     assert not history.exists()
     assert not workspace.root.run(A).path.exists()
     assert workspace.unborn() == []
     assert set(listed(workspace)) == {B, LIVE}
-    assert isinstance(call(workspace, delete, A, "-y").exception, RunNotFound)
+    assert isinstance(call(workspace, delete_command, A, "-y").exception, RunNotFound)
 
 
 @pytest.mark.parametrize("names", [(LIVE,), (A, LIVE), ("*",)])
@@ -104,7 +104,7 @@ def test_nothing_is_deleted_where_a_run_has_not_ended(
     workspace: Workspace, names: tuple[str, ...], forget: tuple[str, ...]
 ) -> None:
     before = {run_id: files(workspace, run_id) for run_id in (A, LIVE)}
-    error = call(workspace, delete, *names, "-y", *forget).exception
+    error = call(workspace, delete_command, *names, "-y", *forget).exception
     assert isinstance(error, RunBusy)
     assert f"run {LIVE} (mlp) is running; 'slurmtrain cancel {LIVE}' ends it first" in str(error)
     assert {run_id: files(workspace, run_id) for run_id in (A, LIVE)} == before
@@ -113,14 +113,14 @@ def test_nothing_is_deleted_where_a_run_has_not_ended(
 def test_a_run_that_one_which_has_not_ended_names_in_its_plan_stays(workspace: Workspace) -> None:
     plan = workspace.root.run(LIVE).plan
     plan.write_text(plan.read_text().replace("x.py", f"x.py --from runs/{A}/checkpoints/step-5"))
-    error = call(workspace, delete, A, "-y").exception
+    error = call(workspace, delete_command, A, "-y").exception
     assert isinstance(error, RunBusy)
     assert f"run {LIVE} (mlp), which has not ended, names run {A} in its plan" in str(error)
-    assert "deleted" in call(workspace, delete, B, "-y").stderr
+    assert "deleted" in call(workspace, delete_command, B, "-y").stderr
 
 
 def test_where_nobody_can_be_asked_it_needs_a_yes(workspace: Workspace) -> None:
-    error = call(workspace, delete, A).exception
+    error = call(workspace, delete_command, A).exception
     assert isinstance(error, UserError)
     assert "the files of 1 run(s)" in str(error)
     assert "needs -y; nothing was deleted" in str(error)
@@ -130,14 +130,14 @@ def test_where_nobody_can_be_asked_it_needs_a_yes(workspace: Workspace) -> None:
 def test_a_deleted_run_is_neither_deleted_again_nor_resumed_and_its_logs_are_said_to_be_gone(
     workspace: Workspace,
 ) -> None:
-    assert "step 5" in call(workspace, logs, A).stdout
-    call(workspace, delete, SWEEP, "-y")
+    assert "step 5" in call(workspace, logs_command, A).stdout
+    call(workspace, delete_command, SWEEP, "-y")
     before = files(workspace, A)
-    assert "deleted already" in call(workspace, delete, SWEEP, "-y").stderr
+    assert "deleted already" in call(workspace, delete_command, SWEEP, "-y").stderr
     assert files(workspace, A) == before
-    assert str(call(workspace, logs, A).exception) == f"the logs of run {A} were deleted with its other files"
+    assert str(call(workspace, logs_command, A).exception) == f"the logs of run {A} were deleted with its other files"
     for arguments in ((A, "params.steps=9"), (A, "--from-start")):
-        error = call(workspace, resume, *arguments).exception
+        error = call(workspace, resume_command, *arguments).exception
         assert isinstance(error, RunBusy)
         assert f"the files of run {A} were deleted" in str(error)
 
@@ -153,7 +153,7 @@ def test_on_a_terminal_it_is_asked_with_the_space_that_is_freed(
 
     monkeypatch.setattr(output, "confirm", confirm)
     monkeypatch.setattr(output, "can_ask", lambda: True)
-    result = call(workspace, delete, SWEEP)
+    result = call(workspace, delete_command, SWEEP)
     assert isinstance(result.exception, click.Abort)
     assert questions == ["delete the files of 2 run(s), 2.0 MiB?"]
     assert result.stderr.splitlines()[0] == f"{A}  cnn  completed  1.0 MiB"
@@ -181,8 +181,8 @@ def test_a_run_that_cannot_be_read_can_only_be_forgotten(workspace: Workspace, d
     # It was read before, so that it is known where its processes would be.
     assert A in listed(workspace)
     damage(workspace.root.run(A).path)
-    assert isinstance(call(workspace, delete, A, "-y").exception, RunUnreadable)
-    result = call(workspace, delete, A, "-y", "--forget")
+    assert isinstance(call(workspace, delete_command, A, "-y").exception, RunUnreadable)
+    result = call(workspace, delete_command, A, "-y", "--forget")
     assert result.exception is None, result.output
     assert set(listed(workspace)) == {B, LIVE}
     assert not os.path.lexists(workspace.root.run(A).path)
@@ -193,7 +193,7 @@ def test_a_run_directory_that_is_a_link_is_emptied_where_it_is(workspace: Worksp
     place, elsewhere = workspace.root.run(A).path, tmp_path / "elsewhere"
     place.rename(elsewhere)
     place.symlink_to(elsewhere)
-    call(workspace, delete, A, "-y", "--forget")
+    call(workspace, delete_command, A, "-y", "--forget")
     assert list(elsewhere.iterdir()) == []
     assert not os.path.lexists(place)
     assert workspace.unborn() == []
@@ -211,13 +211,13 @@ def test_what_a_killed_delete_has_left_is_listed_and_deleted_by_the_next_one_alo
 
     with monkeypatch.context() as patch:
         patch.setattr(verb, "remove_tree", killed)
-        assert call(workspace, delete, A, "-y").exception is not None
+        assert call(workspace, delete_command, A, "-y").exception is not None
     assert "output.png" in files(workspace, A)
     sync(Workspace(workspace.config), track=False)
     assert "output.png" in files(workspace, A)
-    [run] = json.loads(call(workspace, status, A, "--json").output)["runs"]
+    [run] = json.loads(call(workspace, status_command, A, "--json").output)["runs"]
     assert run["reason"] == f"its files were deleted in part: 'slurmtrain delete {A}' deletes the rest"
-    assert call(workspace, delete, A, "-y").exit_code == 0
+    assert call(workspace, delete_command, A, "-y").exit_code == 0
     assert "output.png" not in files(workspace, A)
     assert observe(workspace, ask_slurm=False).runs[A].row["freed"] == MIB
 
@@ -258,7 +258,7 @@ def test_a_link_in_the_place_of_a_run_goes_and_what_it_leads_to_stays_as_it_is(
     link = workspace.root.run("0000000009").path
     link.symlink_to(home)
     monkeypatch.setattr("slurmtrain.slurm.slurm_commands.is_installed", lambda _: False)
-    answer = json.loads(call(workspace, delete, "0000000009", "--forget", "-y", "--json").stdout)
+    answer = json.loads(call(workspace, delete_command, "0000000009", "--forget", "-y", "--json").stdout)
     forgotten = {"id": "0000000009", "forgotten": True, "bytes": 0, "links": [str(link)], "trackers": {}, "forks": []}
     assert answer["runs"] == [forgotten]
     assert not link.is_symlink()

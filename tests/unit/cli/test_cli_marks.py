@@ -11,9 +11,9 @@ from click.testing import CliRunner, Result
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.mark_commands import archive, note, tag
-from slurmtrain.cli.show_commands import show
-from slurmtrain.cli.status_commands import status
+from slurmtrain.cli.show_commands import show_command
+from slurmtrain.cli.status_commands import status_command
+from slurmtrain.cli.upkeep_commands import archive_command, note_command, tag_command
 from slurmtrain.errors import RunNotFound, RunUnreadable, UserError
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
@@ -40,18 +40,18 @@ def call(workspace: Workspace, command: Any, *arguments: str) -> Result:
 
 
 def marks(workspace: Workspace) -> dict[str, tuple[Any, ...]]:
-    runs = json.loads(call(workspace, status, "--json", "--all").stdout)["runs"]
+    runs = json.loads(call(workspace, status_command, "--json", "--all").stdout)["runs"]
     return {run["id"]: (run["tags"], run["note"], run["archived"]) for run in runs}
 
 
 def test_the_tag_comes_after_any_number_of_runs_and_a_run_alone_prints_its_tags(workspace: Workspace) -> None:
-    call(workspace, tag, A, LIVE, "good")
-    call(workspace, tag, SWEEP, "quick")
+    call(workspace, tag_command, A, LIVE, "good")
+    call(workspace, tag_command, SWEEP, "quick")
     assert {run_id: tags for run_id, (tags, *_) in marks(workspace).items()} == {
         A: ["good", "quick"], B: ["quick"], LIVE: ["good"],
     }  # fmt: skip
-    assert call(workspace, tag, A).stdout == "good\nquick\n"
-    result = call(workspace, tag, "cnn*", "quick", "--remove", "--json")
+    assert call(workspace, tag_command, A).stdout == "good\nquick\n"
+    result = call(workspace, tag_command, "cnn*", "quick", "--remove", "--json")
     assert [run["tags"] for run in json.loads(result.stdout)["runs"]] == [["good"], []]
 
 
@@ -67,9 +67,9 @@ def test_the_tag_comes_after_any_number_of_runs_and_a_run_alone_prints_its_tags(
 def test_a_word_that_is_no_tag_of_these_runs_is_refused(
     workspace: Workspace, words: tuple[str, ...], message: str
 ) -> None:
-    call(workspace, tag, A, "good")
+    call(workspace, tag_command, A, "good")
     before = marks(workspace)
-    error = call(workspace, tag, *words).exception
+    error = call(workspace, tag_command, *words).exception
     assert isinstance(error, UserError)
     with pytest.raises(UserError, match=message):
         raise error
@@ -78,42 +78,44 @@ def test_a_word_that_is_no_tag_of_these_runs_is_refused(
 
 def test_a_mark_that_a_run_has_already_is_not_journaled_again(workspace: Workspace) -> None:
     for _ in range(2):
-        call(workspace, tag, A, "good")
-        call(workspace, note, A, "fine")
-        call(workspace, archive, A)
+        call(workspace, tag_command, A, "good")
+        call(workspace, note_command, A, "fine")
+        call(workspace, archive_command, A)
     journals = sorted(path.name.split("-")[0] for path in workspace.root.run(A).journals.glob("*-*.jsonl"))
     assert [name for name in journals if name in ("tag", "note", "archive")] == ["archive", "note", "tag"]
 
 
 def test_a_note_is_written_printed_replaced_and_removed(workspace: Workspace) -> None:
-    assert "wrote the note" in call(workspace, note, A, "diverged", "at", "step 900").stderr
-    assert call(workspace, note, A).stdout == "diverged at step 900\n"
-    assert "diverged at step 900" in call(workspace, show, A).stdout
-    call(workspace, note, A, "fine")
-    assert call(workspace, note, A).stdout == "fine\n"
-    assert "removed the note" in call(workspace, note, A, "").stderr
-    assert call(workspace, note, A).stdout == ""
+    assert "wrote the note" in call(workspace, note_command, A, "diverged", "at", "step 900").stderr
+    assert call(workspace, note_command, A).stdout == "diverged at step 900\n"
+    assert "diverged at step 900" in call(workspace, show_command, A).stdout
+    call(workspace, note_command, A, "fine")
+    assert call(workspace, note_command, A).stdout == "fine\n"
+    assert "removed the note" in call(workspace, note_command, A, "").stderr
+    assert call(workspace, note_command, A).stdout == ""
 
 
 def test_an_archived_run_is_listed_where_it_is_named_or_all_are(workspace: Workspace) -> None:
-    call(workspace, archive, A, LIVE)
+    call(workspace, archive_command, A, LIVE)
 
     def listed(*arguments: str) -> set[str]:
-        return {line.split()[0] for line in call(workspace, status, "--no-fold", *arguments).stdout.splitlines()[1:]}
+        return {
+            line.split()[0] for line in call(workspace, status_command, "--no-fold", *arguments).stdout.splitlines()[1:]
+        }
 
     # One that goes on is listed all the same.
     assert listed() == {B, LIVE}
     assert listed("--all") == {A, B, LIVE}
     assert listed(A) == {A}
-    call(workspace, archive, A, "--undo")
+    call(workspace, archive_command, A, "--undo")
     assert listed() == {A, B, LIVE}
 
 
 def test_a_rebuilt_registry_has_the_same_marks(workspace: Workspace) -> None:
-    call(workspace, tag, "cnn*", "good")
-    call(workspace, tag, B, "good", "--remove")
-    call(workspace, note, LIVE, "watch this one")
-    call(workspace, archive, A)
+    call(workspace, tag_command, "cnn*", "good")
+    call(workspace, tag_command, B, "good", "--remove")
+    call(workspace, note_command, LIVE, "watch this one")
+    call(workspace, archive_command, A)
     before = marks(workspace)
     rebuild(Workspace(workspace.config))
     assert (
@@ -122,9 +124,9 @@ def test_a_rebuilt_registry_has_the_same_marks(workspace: Workspace) -> None:
 
 
 def test_nothing_is_changed_where_a_run_is_unknown_or_cannot_be_read(workspace: Workspace) -> None:
-    assert isinstance(call(workspace, tag, A, "nobody", "good").exception, RunNotFound)
+    assert isinstance(call(workspace, tag_command, A, "nobody", "good").exception, RunNotFound)
     [journal, *_] = workspace.root.run(B).journals.glob("*.jsonl")
     journal.unlink()
     journal.mkdir()
-    assert isinstance(call(workspace, archive, A, B).exception, RunUnreadable)
+    assert isinstance(call(workspace, archive_command, A, B).exception, RunUnreadable)
     assert marks(workspace)[A] == ([], "", False)

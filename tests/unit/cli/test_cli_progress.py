@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 from helpers.screens import screen
 
-from slurmtrain.cli import progress_bars
-from slurmtrain.cli.progress_bars import describe
+from slurmtrain.cli.watch_commands import _bars, describe_progress
 
 
 def run(state: str, **facts: Any) -> dict[str, Any]:
@@ -18,10 +17,10 @@ def run(state: str, **facts: Any) -> dict[str, Any]:
 
 
 def test_only_what_is_known_is_described() -> None:
-    assert describe(run("running")) == ""
-    assert describe(run("pending", reason="waits for nodes (Priority)")) == "waits for nodes (Priority)"
+    assert describe_progress(run("running")) == ""
+    assert describe_progress(run("pending", reason="waits for nodes (Priority)")) == "waits for nodes (Priority)"
     facts = {"step": 5, "total_steps": 60, "steps_per_second": 2.0, "eta_seconds": 27.5, "metrics": {"loss": 0.5}}
-    assert describe(run("running", **facts)) == "5/60  2/s  ETA 27s  loss=0.5"
+    assert describe_progress(run("running", **facts)) == "5/60  2/s  ETA 27s  loss=0.5"
 
 
 class Terminal(io.StringIO):
@@ -45,6 +44,6 @@ def test_a_bar_moves_only_while_a_run_trains(facts: dict[str, Any], line: str, m
     monkeypatch.setenv("COLUMNS", "80")
     monkeypatch.setenv("TERM", "xterm")
     monkeypatch.delenv("NO_COLOR", raising=False)
-    with progress_bars._bars() as update:
+    with _bars() as update:
         update([facts])
     assert screen(terminal.getvalue(), 80)[-1].split() == line.split()

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.start_commands import resume
+from slurmtrain.cli.start_commands import resume_command
 from slurmtrain.ops.shared.workspace import Workspace
 
 FAILED, COMPLETED, CANCELLED, PRUNED = "0000000001", "0000000002", "0000000003", "0000000004"
@@ -36,7 +36,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 
 def call(workspace: Workspace, *arguments: str) -> Result:
-    return CliRunner().invoke(resume, [*arguments, "--runs", str(workspace.root.path)])
+    return CliRunner().invoke(resume_command, [*arguments, "--runs", str(workspace.root.path)])
 
 
 def test_a_dry_run_lists_those_that_have_failed_and_none_that_a_search_has_pruned(workspace: Workspace) -> None:

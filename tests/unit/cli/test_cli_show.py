@@ -13,7 +13,8 @@ from helpers.preloaded import Preloaded
 from helpers.screens import screen
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
-from slurmtrain.cli.show_commands import _git, _print_attempt
+from slurmtrain.cli.describe import describe_git_state
+from slurmtrain.cli.show_commands import _print_attempt
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.run.run import Attempt
@@ -26,7 +27,7 @@ def state(rank: int, idle_s: float, letter: str = "S") -> dict[str, Any]:
 
 def printed(capsys: pytest.CaptureFixture[str], **fields: Any) -> list[str]:
     attempt = Attempt(number=1, job_id="7", restart=0, state="failed", cause="hang", **fields)
-    _print_attempt(attempt_json(attempt), newest=True, each_node=False)
+    _print_attempt(attempt_json(attempt), measured=True, each_node=False)
     return capsys.readouterr().out.splitlines()
 
 
@@ -53,7 +54,7 @@ def test_a_failure_without_lines_of_its_log_and_a_revision_without_more_are_show
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     assert printed(capsys)[2:] == printed(capsys, failures=[{"rank": 0}])[2:] == []
-    assert _git({"commit": "0123456789abcdef"}) == "0123456789ab"
+    assert describe_git_state({"commit": "0123456789abcdef"}) == "0123456789ab"
 
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

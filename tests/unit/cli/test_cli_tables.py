@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from slurmtrain.cli.tables import GAP, Column, columns_of, count_states, fit, fit_wrapped, screen
+from slurmtrain.cli.tables import GAP, Column, columns_of, describe_others, fit, fit_wrapped, screen
 from slurmtrain.model.query.fields import iso
 
 NAMES = ("cnn", "resnet50-imagenet-warmup-cosine-long-name", "モデル学習実験")
@@ -74,7 +74,7 @@ def test_runs_beyond_the_height_are_counted_by_state() -> None:
     assert (
         printed[-1].rstrip()
         == "and 3 more: 2 completed, 1 failed"
-        == count_states(["completed", "failed", "completed"])
+        == describe_others(["completed", "failed", "completed"])
     )
 
 

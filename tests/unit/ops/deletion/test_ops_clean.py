@@ -15,8 +15,8 @@ from helpers.checkpoints import gone
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.delete_commands import _FLAGS, clean
-from slurmtrain.cli.show_commands import show
+from slurmtrain.cli.show_commands import show_command
+from slurmtrain.cli.upkeep_commands import _FLAGS, clean_command
 from slurmtrain.model.experiment.code import CodeSpec
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.deletion.clean import KINDS, ON_REQUEST, find_removable, remove
@@ -87,7 +87,7 @@ def make_old(folder: Path) -> None:
         os.utime(path, (LONG_AGO, LONG_AGO), follow_symlinks=False)
 
 
-def call(workspace: Workspace, *arguments: str, command: Any = clean) -> Result:
+def call(workspace: Workspace, *arguments: str, command: Any = clean_command) -> Result:
     words = [*arguments, "--runs", str(workspace.root.path)]
     return CliRunner().invoke(command, words, standalone_mode=False)
 
@@ -97,7 +97,7 @@ def files(folder: Path) -> set[str]:
 
 
 def shown(workspace: Workspace, run_id: str) -> dict[str, Any]:
-    answer = json.loads(call(workspace, run_id, "--json", command=show).stdout)["run"]
+    answer = json.loads(call(workspace, run_id, "--json", command=show_command).stdout)["run"]
     assert isinstance(answer, dict)
     return answer
 

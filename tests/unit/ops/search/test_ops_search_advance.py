@@ -17,8 +17,8 @@ from click.testing import CliRunner
 from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import SimulatedRun
 
-from slurmtrain.cli.compare_commands import best as command_best
-from slurmtrain.cli.status_commands import status
+from slurmtrain.cli.compare_commands import best_command
+from slurmtrain.cli.status_commands import status_command
 from slurmtrain.errors import UserError
 from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.ops.search import advance as advancing
@@ -258,14 +258,14 @@ def test_status_and_best_say_what_a_search_has_reached(
     assert advance_all(workspace).ending == [second]
     sim.later(60).ended("cancelled")
     runs = ["--runs", str(workspace.root.path)]
-    shown = CliRunner().invoke(status, [str(submission.sweep), *runs])
+    shown = CliRunner().invoke(status_command, [str(submission.sweep), *runs])
     lr = workspace.store.events(first, RunCreated)[0].payload.varies["params.lr"]
     line = (
         f"search {submission.sweep}: 3 of 6 trials: 1 complete, 1 running, 1 pruned; "
         f"best score 0.25 of run {first} with params.lr={lr}"
     )
     assert line in shown.stderr.replace("\n  ", " ")
-    best = CliRunner().invoke(command_best, [str(submission.sweep), *runs])
+    best = CliRunner().invoke(best_command, [str(submission.sweep), *runs])
     assert line in best.stderr.replace("\n  ", " ")
     assert first in best.stdout
     expected = {
@@ -273,11 +273,11 @@ def test_status_and_best_say_what_a_search_has_reached(
         "states": {"complete": 1, "running": 1, "pruned": 1},
         "best": {"run": first, "value": 0.25, "varies": {"params.lr": lr}},
     }  # fmt: skip
-    for command in (status, command_best):
+    for command in (status_command, best_command):
         answer = json.loads(CliRunner().invoke(command, [str(submission.sweep), "--json", *runs]).stdout)
         assert answer["searches"] == [expected]
     # It is all in the runs.
     workspace.close()
     (workspace.root.path / "registry.db").unlink()
-    again = CliRunner().invoke(status, [str(submission.sweep), "--json", *runs])
+    again = CliRunner().invoke(status_command, [str(submission.sweep), "--json", *runs])
     assert json.loads(again.stdout)["searches"] == [expected]

@@ -14,7 +14,7 @@ import sqlalchemy as sa
 from click.testing import CliRunner
 from helpers.fakeslurm import FakeScheduler, job
 
-from slurmtrain.cli.status_commands import status
+from slurmtrain.cli.status_commands import status_command
 from slurmtrain.config import Config
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir, run_id
@@ -219,7 +219,7 @@ def test_status_reads_the_rows_of_the_runs_that_it_shows_and_no_others(tmp_path:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(type(observed.runs), "fetch", lambda self, ids: rows.append(list(ids)) or fetch(self, rows[-1]))
         arguments = ["--runs", str(workspace.root.path)]
-        printed = CliRunner().invoke(status, arguments, standalone_mode=False)
+        printed = CliRunner().invoke(status_command, arguments, standalone_mode=False)
     newest = list(observed.runs)[-20:]
     assert rows == [newest]
     assert [line.split()[0] for line in printed.output.splitlines()[1:]] == newest[::-1]

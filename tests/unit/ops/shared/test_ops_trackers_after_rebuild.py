@@ -14,8 +14,8 @@ from helpers.rare import rare
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.show_commands import show
-from slurmtrain.cli.status_commands import status
+from slurmtrain.cli.show_commands import show_command
+from slurmtrain.cli.status_commands import status_command
 from slurmtrain.model.run.layout import run_id
 from slurmtrain.ops.rebuild import rebuild
 from slurmtrain.ops.shared.current_plan import run_settings
@@ -95,7 +95,7 @@ def whole(workspace: Workspace) -> dict[str, Any]:
         printed = CliRunner().invoke(command, arguments, standalone_mode=False, catch_exceptions=False)
         return {key: value for key, value in json.loads(printed.stdout).items() if key != "as_of"}
 
-    return {"status": answer(status, "--all"), **{each: answer(show, each) for each in IDS.values()}}
+    return {"status": answer(status_command, "--all"), **{each: answer(show_command, each) for each in IDS.values()}}
 
 
 def send(workspace: Workspace) -> MirrorOutcome:

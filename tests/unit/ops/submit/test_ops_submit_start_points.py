@@ -10,7 +10,6 @@ import pytest
 from helpers.saved_runs import copy_run, cut
 
 import slurmtrain
-from slurmtrain.cli.start_commands import _start_overrides
 from slurmtrain.errors import NoCheckpoint, RunNotFound, SpecError, UserError
 from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.ops.deletion.delete import delete, find_deletable
@@ -21,6 +20,7 @@ from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.run_details import checkpoints_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
+from slurmtrain.ops.submit.start_points import start_overrides
 from slurmtrain.runtime.checkpoint import checkpoint_files as checkpoint_files
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.specfile import replan
@@ -74,7 +74,7 @@ def test_all_runs_of_a_sweep_begin_with_it_each_with_its_own_copy_where_there_ar
 def test_programs_begin_runs_with_checkpoints_too(
     workspace: Workspace, spec: Path, parent: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("slurmtrain.api.call.warn", lambda _: None)
+    monkeypatch.setattr("slurmtrain.api.issue_warnings", lambda _: None)
     registry = slurmtrain.Registry(workspace.root.path)
     for start, weights_only, expected in (
         (registry.run(parent.id), False, (40, "everything")), (f"{parent.id}:20", True, (20, "weights"))
@@ -109,9 +109,9 @@ def test_what_from_names_is_text_whatever_yaml_would_read(
     workspace: Workspace, spec: Path, word: str, message: str
 ) -> None:
     with pytest.raises(UserError, match=message):
-        submit(workspace, spec, _start_overrides(word, weights_only=False), executor="slurm")
+        submit(workspace, spec, start_overrides(word, weights_only=False), executor="slurm")
     with pytest.raises(UserError):
-        submit(workspace, spec, _start_overrides(word, weights_only=True), executor="slurm")
+        submit(workspace, spec, start_overrides(word, weights_only=True), executor="slurm")
     assert workspace.run_ids() == []
 
 

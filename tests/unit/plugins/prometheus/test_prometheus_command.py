@@ -18,7 +18,7 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import UserError
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.prometheus.metrics_command import metrics
+from slurmtrain.plugins.prometheus.metrics_command import metrics_command
 
 pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
 
@@ -34,7 +34,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def call(workspace: Workspace, *arguments: str) -> Result:
     words = [*arguments, "--runs", str(workspace.root.path)]
-    result = CliRunner().invoke(metrics, words, standalone_mode=False)
+    result = CliRunner().invoke(metrics_command, words, standalone_mode=False)
     if result.exception is not None:
         raise result.exception
     return result

@@ -95,7 +95,7 @@ class LazyGroup(click.Group):
     def places(self) -> dict[str, tuple[str, str]]:
         """The module and the short help of each command: slurmtrain's own by topic, then what plug-ins add."""
         # Imported here: looking for plug-ins takes longer than importing click.
-        from slurmtrain.system.plugins import declared
+        from slurmtrain.system.interpreter import declared
 
         places = dict(_OWN)
         for point in sorted(declared(PLUGINS), key=lambda point: point.name):

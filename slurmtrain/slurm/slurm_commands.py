@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.runtime.environment.variables import scrubbed
-from slurmtrain.system.user_cache import file_identity, load_answer, store_answer
+from slurmtrain.system.files import file_identity, load_answer, store_answer
 
 # Slurm's own commands give up after MessageTimeout (10 s by default, slurm.conf(5)) and some retries.
 _TIMEOUT_S = 60.0

@@ -141,18 +141,18 @@ def _supervise(command: Sequence[str]) -> None:
     # For the signal that this process sends to its own group. A command does not inherit a handler.
     signal.signal(signal.SIGTERM, lambda *_: None)
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL)
-    threading.Thread(target=_end_with_parent, args=(process,), daemon=True).start()
+
+    def end_with_parent() -> None:
+        # Until the end of the process at the other end of standard input.
+        while os.read(0, 512):
+            pass
+        os.killpg(0, signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(_GRACE_S)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
     process.wait()
-    os.killpg(0, signal.SIGKILL)
-
-
-def _end_with_parent(process: subprocess.Popen[bytes]) -> None:
-    """Wait for the end of the process at the other end of standard input, and end the group."""
-    while os.read(0, 512):
-        pass
-    os.killpg(0, signal.SIGTERM)
-    with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(_GRACE_S)
     os.killpg(0, signal.SIGKILL)
 
 

@@ -52,7 +52,7 @@ def make_directory(path: Path, *, private: bool = False) -> Path:
     try:
         if not path.is_dir():
             path.mkdir(mode=DIRECTORY_MODE, parents=True, exist_ok=True)
-            if not private and _is_shared(path.parent):
+            if not private and _is_shared_directory(path.parent):
                 path.chmod(SHARED_DIRECTORY_MODE)
     except OSError as error:
         raise PathError(f"cannot create the directory {path}: {describe_os_error(error)}") from error
@@ -62,7 +62,7 @@ def make_directory(path: Path, *, private: bool = False) -> Path:
 def make_new_directory(path: Path) -> None:
     """Create a directory that must not exist. Raises OSError, such as FileExistsError."""
     path.mkdir(mode=DIRECTORY_MODE)
-    if _is_shared(path.parent):
+    if _is_shared_directory(path.parent):
         path.chmod(SHARED_DIRECTORY_MODE)
 
 
@@ -71,11 +71,11 @@ def share_file(handle: int, path: Path) -> None:
 
     ``handle``: the file's descriptor; ``path``: where it is.
     """
-    if _is_shared(path.parent):
+    if _is_shared_directory(path.parent):
         os.fchmod(handle, SHARED_FILE_MODE)
 
 
-def _is_shared(directory: Path) -> bool:
+def _is_shared_directory(directory: Path) -> bool:
     return stat.S_IMODE(directory.stat().st_mode) == SHARED_DIRECTORY_MODE
 
 
@@ -97,16 +97,6 @@ def durable_together(folder: Path) -> Iterator[None]:
         yield
     finally:
         _deferred.reset(token)
-    _sync_file_system(folder)
-
-
-def fsync(handle: int) -> None:
-    """Make an open file durable, now or at the end of :func:`durable_together`. Raises OSError."""
-    if not _deferred.get():
-        os.fsync(handle)
-
-
-def _sync_file_system(folder: Path) -> None:
     import ctypes
 
     handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
@@ -116,6 +106,12 @@ def _sync_file_system(folder: Path) -> None:
             raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(folder))
     finally:
         os.close(handle)
+
+
+def fsync(handle: int) -> None:
+    """Make an open file durable, now or at the end of :func:`durable_together`. Raises OSError."""
+    if not _deferred.get():
+        os.fsync(handle)
 
 
 def fsync_directory(path: Path) -> None:
@@ -276,22 +272,20 @@ def read_json(
         raise PathError(
             f"{path} is not the JSON that slurmtrain wrote there ({error}); restore it from a backup"
         ) from error
-    wrong = _what_is_wrong(data, types or {})
+    wrong = ""
+    if not isinstance(data, dict):
+        wrong = "it is no object"
+    elif not is_within(data, _DEEPEST):
+        # Our files nest a few levels deep; what reads them later would exceed the recursion limit.
+        wrong = f"it is nested more than {_DEEPEST} levels deep"
+    else:
+        for key, type_ in (types or {}).items():
+            if key in data and reader_of_type(type_)(data[key], []) is UNUSABLE:
+                wrong = wrong or f"its {key!r} cannot be {json.dumps(data[key])[:_SHOWN]}"
     if wrong:
         raise PathError(f"{path} is not the JSON that slurmtrain wrote there ({wrong}); restore it from a backup")
     assert isinstance(data, dict)
     return data
-
-
-def _what_is_wrong(data: object, types: Mapping[str, str]) -> str:
-    """What is wrong with the content of a file, as a phrase; empty if it is an object whose keys have these types."""
-    if not isinstance(data, dict):
-        return "it is no object"
-    # Our files nest a few levels deep; what reads them later would exceed the recursion limit.
-    if not is_within(data, _DEEPEST):
-        return f"it is nested more than {_DEEPEST} levels deep"
-    wrong = [key for key, type_ in types.items() if key in data and reader_of_type(type_)(data[key], []) is UNUSABLE]
-    return f"its {wrong[0]!r} cannot be {json.dumps(data[wrong[0]])[:_SHOWN]}" if wrong else ""
 
 
 def create_private(path: Path) -> None:
@@ -355,3 +349,53 @@ def space_left(path: Path) -> DiskSpace:
     # File systems without a fixed number of inodes, such as btrfs, have 0 here.
     inodes = filesystem.f_favail if filesystem.f_files else None
     return DiskSpace(filesystem.f_bavail * filesystem.f_frsize, inodes)
+
+
+# --- answers in the user's cache directory, $XDG_CACHE_HOME/slurmtrain ------------------------------------------------
+
+# Answers that cost a moment and rarely change: a file holds one, and its key, all that the answer depends on. Nothing
+# may rely on it: where the directory cannot be used, nothing is kept.
+
+
+def load_answer(name: str, key: Any) -> Any:
+    """The answer that was stored under this name; None if there is none, or it was stored with another key.
+
+    ``key``: plain data, as JSON has it.
+    """
+    with contextlib.suppress(PathError, OSError, RuntimeError):
+        kept = read_json(_answer_file(name))
+        if kept is not None and kept.get("key") == key:
+            return kept.get("answer")
+    return None
+
+
+def store_answer(name: str, key: Any, answer: Any) -> None:
+    """Store an answer under a ``name``, for as long as its key stays the same.
+
+    ``key``, ``answer``: plain data, as JSON has it.
+    """
+    with contextlib.suppress(PathError, OSError, RuntimeError):
+        file = _answer_file(name)
+        make_directory(file.parent, private=True)
+        write_json(file, {"key": key, "answer": answer}, private=True)
+
+
+def file_identity(path: str) -> list[Any]:
+    """What changes if the file or directory behind a path is replaced or changed: part of a key."""
+    try:
+        status = Path(path).stat()
+    except OSError:
+        return [path]
+    return [path, status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns]
+
+
+def cache_directory() -> Path:
+    """The user's cache directory for slurmtrain. Raises RuntimeError if the home directory is not known."""
+    configured = Path(os.environ.get("XDG_CACHE_HOME", ""))
+    # Relative paths are to be ignored (XDG Base Directory Specification).
+    parent = configured if configured.is_absolute() else Path("~").expanduser() / ".cache"
+    return parent / "slurmtrain"
+
+
+def _answer_file(name: str) -> Path:
+    return cache_directory() / f"{name}.json"

@@ -1,4 +1,8 @@
-"""How slurmtrain's own processes run Python: in UTF-8, and with less garbage collection, since most is needless."""
+"""The installed package: how its own processes run Python, where its templates are, and its plug-ins.
+
+Processes run in UTF-8, and with less garbage collection, since most is needless. Plug-ins are parts that most users
+never touch: they are found through entry points, so that the core does not import them.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +13,13 @@ import io
 import os
 import sys
 from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from slurmtrain.errors import NotAvailable
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 # Allocations before the youngest generation is collected; Python's default of 700 suits small machines.
 _YOUNG = 100_000
@@ -17,6 +28,10 @@ _FROZEN = 1000
 # Names of files and texts are UTF-8, whatever the locale. An option, as a variable would reach the ranks, whose
 # encoding is the user's.
 UTF8 = ("-X", "utf8")
+STRATEGIES = "slurmtrain.strategies"
+"""The group of how models are distributed, besides whole replicas: meshes, communication hooks, mixed hardware."""
+GROWTH = "slurmtrain.growth"
+"""The group of how a run gets more nodes while it runs."""
 
 
 def collect_rarely() -> None:
@@ -81,3 +96,32 @@ def print_utf8() -> None:
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="backslashreplace")
+
+
+def template_directory() -> Path:
+    """The directory of the templates (batch scripts, network profiles).
+
+    It is inside the package if it was installed from a wheel, otherwise next to it.
+    """
+    package = Path(__file__).resolve().parent.parent
+    inside = package / "templates"
+    return inside if inside.is_dir() else package.parent / "templates"
+
+
+def declared(group: str) -> list[EntryPoint]:
+    """The entry points of a ``group``, of all packages; several may have the same name."""
+    # Imported here: it takes longer than all else that a submission has to know of plug-ins.
+    from importlib.metadata import entry_points
+
+    return list(entry_points(group=group))
+
+
+def load_plugin(group: str, name: str) -> Any:
+    """What the entry point with this ``name`` in a ``group`` refers to. Raises NotAvailable if there is none."""
+    for point in declared(group):
+        if point.name == name:
+            return point.load()
+    raise NotAvailable(
+        f"there is no plug-in {name!r} ({group}), which comes with slurmtrain: it was installed in another version; "
+        "install it again ('pip install --force-reinstall slurmtrain', or 'pip install -e .' in its sources)"
+    )

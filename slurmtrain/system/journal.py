@@ -30,7 +30,7 @@ class Journal:
         now = time.time()
         if self._handle is None:
             self._handle = open_appending(self.path)
-        _append(self._handle, encode(now, event.kind, event.to_json()))
+        _append_line(self._handle, encode(now, event.kind, event.to_json()))
         if self._durable:
             fsync(self._handle)
         return now
@@ -48,7 +48,7 @@ class Journal:
         self.close()
 
 
-def _append(handle: int, line: bytes) -> None:
+def _append_line(handle: int, line: bytes) -> None:
     """Append a line, or nothing if that fails: a full disk may take only its beginning (write(2)). Raises OSError."""
     written = os.write(handle, line)
     try:

@@ -93,7 +93,7 @@ def journal_files(run: RunDir, problems: list[str] | None = None, *, check: Chec
     except OSError:
         pass  # listing it gives the reason
     files = _lines_in(run, JOURNALS, unreadable)
-    for folder in _entries(run, ATTEMPTS, unreadable):
+    for folder in _entries_in(run, ATTEMPTS, unreadable):
         if split_attempt(folder.name) is not None:
             files += _lines_in(run, f"{ATTEMPTS}/{folder.name}", unreadable)
     if unreadable and problems is None:
@@ -223,7 +223,7 @@ def read_bytes(file: JournalFile, offset: int, length: int, check: Check = check
 def _lines_in(run: RunDir, folder: str, problems: list[str]) -> list[JournalFile]:
     """The journals and metrics files in a ``folder`` of a run; appends what cannot be read to ``problems``."""
     files = []
-    for entry in _entries(run, folder, problems):
+    for entry in _entries_in(run, folder, problems):
         if not entry.name.endswith(".jsonl"):
             continue
         name = f"{folder}/{entry.name}"
@@ -243,7 +243,7 @@ def _lines_in(run: RunDir, folder: str, problems: list[str]) -> list[JournalFile
     return files
 
 
-def _entries(run: RunDir, folder: str, problems: list[str]) -> list[os.DirEntry[str]]:
+def _entries_in(run: RunDir, folder: str, problems: list[str]) -> list[os.DirEntry[str]]:
     """The entries of a folder of a run, sorted so that a rebuild reads files in the same order as earlier commands.
 
     Appends the reason to ``problems`` if it exists and cannot be listed.
@@ -287,20 +287,19 @@ def read_metric_lines(file: JournalFile, offset: int = 0, *, length: int = PIECE
     """
     for piece in read_pieces(file, offset, length=length):
         plain = read_plain_lines(piece.whole_lines)
-        yield _one_by_one(piece) if plain is None else MetricLines(*plain, (), piece.end)
-
-
-def _one_by_one(piece: Piece) -> MetricLines:
-    points, newest, garbage = [], None, list(piece.reading.garbage)
-    metrics: dict[str, float] = {}
-    for offset, record in piece.reading.records:
-        flaws: list[str] = []
-        point = read_point(record, flaws)
-        if point is not None:
-            points.append(point)
-            metrics.update(point.metrics)
-            newest = point._replace(metrics=metrics)
-        if flaws:
-            line = piece.line(offset).encode()
-            garbage.append(garbage_of(piece.name, offset, line, f"values that are unusable: {', '.join(flaws)}"))
-    return MetricLines(block_of(points), newest, garbage, piece.end)
+        if plain is not None:
+            yield MetricLines(*plain, (), piece.end)
+            continue
+        points, newest, garbage = [], None, list(piece.reading.garbage)
+        metrics: dict[str, float] = {}
+        for start, record in piece.reading.records:
+            flaws: list[str] = []
+            point = read_point(record, flaws)
+            if point is not None:
+                points.append(point)
+                metrics.update(point.metrics)
+                newest = point._replace(metrics=metrics)
+            if flaws:
+                line = piece.line(start).encode()
+                garbage.append(garbage_of(piece.name, start, line, f"values that are unusable: {', '.join(flaws)}"))
+        yield MetricLines(block_of(points), newest, garbage, piece.end)

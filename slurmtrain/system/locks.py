@@ -165,26 +165,25 @@ class Holder:
         pid = self.process.pid
         state = ", which is stopped" if self.process.alive() and is_stopped(pid) else ""
         began = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self.since))
-        return f"{self.command!r} of {self.user}@{_printable(self.process.host)}, process {pid}{state}, since {began}"
+        return (
+            f"{self.command!r} of {self.user}@{_printable_text(self.process.host)}, process {pid}{state}, since {began}"
+        )
 
 
 def this_holder() -> Holder:
     """This process, from now on."""
     user = os.environ.get("USER") or str(os.getuid())
-    return Holder(this_process(), _this_command(), user, time.time())
-
-
-def _this_command() -> str:
-    """The program and its subcommand, without the arguments, which may contain secrets."""
     program = Path(sys.argv[0])
-    name = program.parent.name if program.name == "__main__.py" else program.name
+    command = program.parent.name if program.name == "__main__.py" else program.name
     words = iter(sys.argv[1:])
     for word in words:
         if word == "--runs":
             next(words, None)
         elif not word.startswith("-"):
-            return f"{name} {word}"
-    return name
+            # The subcommand, without the arguments, which may contain secrets.
+            command = f"{command} {word}"
+            break
+    return Holder(this_process(), command, user, time.time())
 
 
 def read_record(text: bytes) -> Holder | None:
@@ -192,7 +191,7 @@ def read_record(text: bytes) -> Holder | None:
     try:
         # A killed process may have left the end of an earlier, longer record.
         record = json.loads(text.partition(b"\n")[0])
-        command, user = _printable(record["command"]), _printable(record["user"])
+        command, user = _printable_text(record["command"]), _printable_text(record["user"])
         return Holder(Process.from_dict(record), command, user, float(record["since"]))
     except (ValueError, KeyError, TypeError, RecursionError):
         return None
@@ -221,38 +220,30 @@ def describe_holder(path: Path, handle: int) -> str:
 
 def describe_lockers(path: Path) -> str:
     """The processes on this machine that have a lock on a file, in words; empty if none can be seen."""
-    return ", ".join(_describe(pid) for pid in _lockers(path))
-
-
-def _describe(pid: int) -> str:
-    state = ", which is stopped" if is_stopped(pid) else ""
-    words = b""
-    with contextlib.suppress(OSError):
-        words = Path(f"/proc/{pid}/cmdline").read_bytes()
-    command = _printable(words.replace(b"\0", b" ").decode(errors="replace").strip())
-    return f"process {pid} ({command[:_COMMAND_CHARACTERS]}){state}"
-
-
-def _lockers(path: Path) -> Iterator[int]:
-    """Ids of the other processes that have a lock, of any kind, on a file (proc(5), "/proc/pid/fdinfo")."""
     target = os.path.realpath(path)
-    for name in os.listdir("/proc"):
+    texts = []
+    for process in Path("/proc").iterdir():
+        if not process.name.isdigit() or int(process.name) == os.getpid():
+            continue
         # Another user's processes cannot be examined.
         with contextlib.suppress(OSError):
-            if name.isdigit() and int(name) != os.getpid() and _locks(f"/proc/{name}", target):
-                yield int(name)
+            if any(_is_locked_as(process, number, target) for number in os.listdir(process / "fd")):
+                state = ", which is stopped" if is_stopped(int(process.name)) else ""
+                words = (process / "cmdline").read_bytes().replace(b"\0", b" ")
+                command = _printable_text(words.decode(errors="replace").strip())
+                texts.append(f"process {process.name} ({command[:_COMMAND_CHARACTERS]}){state}")
+    return ", ".join(texts)
 
 
-def _locks(process: str, target: str) -> bool:
-    for number in os.listdir(f"{process}/fd"):
-        with contextlib.suppress(OSError):
-            is_open = os.readlink(f"{process}/fd/{number}") == target  # noqa: PTH115
-            if is_open and "\nlock:" in Path(f"{process}/fdinfo/{number}").read_text(encoding="utf-8"):
-                return True
+def _is_locked_as(process: Path, number: str, target: str) -> bool:
+    """Whether a process has a file open under this number, and locks it in any way (proc(5), "/proc/pid/fdinfo")."""
+    with contextlib.suppress(OSError):
+        is_open = os.readlink(process / "fd" / number) == target  # noqa: PTH115
+        return is_open and "\nlock:" in (process / "fdinfo" / number).read_text(encoding="utf-8")
     return False
 
 
-def _printable(text: object) -> str:
+def _printable_text(text: object) -> str:
     """Text that may go to a terminal: a lock file may contain anything."""
     return "".join(character for character in str(text) if character.isprintable())
 
@@ -320,7 +311,7 @@ class LinkLock:
 
 
 def _take_link(folder: int, name: str, content: bytes) -> bool:
-    if _create(folder, name, content):
+    if _create_link(folder, name, content):
         return True
     present = _read_at(folder, name)
     holder = None if present is None else read_record(present)
@@ -334,7 +325,12 @@ def _take_link(folder: int, name: str, content: bytes) -> bool:
         if _read_at(folder, name) != present:
             return False
         draft = _write_draft(folder, name, content)
-        _sweep(folder, name)
+        # What killed processes have left of their tries: drafts, whose names nobody else uses.
+        for entry in os.listdir(folder):
+            if re.fullmatch(rf"{re.escape(name)}\.[0-9a-f]{{16}}", entry):
+                left_by = read_record(_read_at(folder, entry) or b"")
+                if left_by is not None and left_by.process.alive() is False:
+                    os.unlink(entry, dir_fd=folder)
         os.rename(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
         return True
     finally:
@@ -342,16 +338,7 @@ def _take_link(folder: int, name: str, content: bytes) -> bool:
             os.unlink(guard, dir_fd=folder)
 
 
-def _sweep(folder: int, name: str) -> None:
-    """Remove what killed processes have left of their tries: drafts, whose names nobody else uses."""
-    for entry in os.listdir(folder):
-        if re.fullmatch(rf"{re.escape(name)}\.[0-9a-f]{{16}}", entry):
-            holder = read_record(_read_at(folder, entry) or b"")
-            if holder is not None and holder.process.alive() is False:
-                os.unlink(entry, dir_fd=folder)
-
-
-def _create(folder: int, name: str, content: bytes) -> bool:
+def _create_link(folder: int, name: str, content: bytes) -> bool:
     """Create a file with this ``content``; False if one with this ``name`` exists. Raises OSError."""
     draft = _write_draft(folder, name, content)
     try:
@@ -414,16 +401,16 @@ def locked(path: Path, *, wait: bool = True, limit_s: float = LIMIT_S) -> Iterat
     """
     with open_lock(path) as handle, contextlib.ExitStack() as stack:
         link: LinkLock | None = None
-        waiting = Waiting(limit_s, lambda: f"the lock {path}, {_holder(path, handle, link)}")
+        waiting = Waiting(limit_s, lambda: f"the lock {path}, {_describe_either(path, handle, link)}")
         while not (is_ours := try_flock(handle) if link is None else link.take()):
             if is_ours is None:
-                _announce(os.fstat(handle).st_dev)
+                _note_links(os.fstat(handle).st_dev)
                 link = stack.enter_context(contextlib.closing(LinkLock(path)))
             elif not wait:
                 yield None
                 return
             elif not waiting.pause():
-                raise LockHeld(f"the lock {path}", _holder(path, handle, link), limit_s)
+                raise LockHeld(f"the lock {path}", _describe_either(path, handle, link), limit_s)
         if link is None:
             write_record(handle, this_holder())
         yield handle
@@ -477,7 +464,7 @@ def has_record_locks(path: Path) -> bool:
     return True
 
 
-def _holder(path: Path, handle: int, link: LinkLock | None) -> str:
+def _describe_either(path: Path, handle: int, link: LinkLock | None) -> str:
     return describe_holder(path, handle) if link is None else link.describe_holder()
 
 
@@ -488,7 +475,7 @@ def _has_local_locks(device: int) -> bool:
 
 
 @cache
-def _announce(device: int) -> None:
+def _note_links(device: int) -> None:
     """Note, once, that hard links replace locks on a file system."""
     mount = mount_of(device)
     print_notice(

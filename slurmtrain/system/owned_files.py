@@ -10,6 +10,7 @@ What is opened here is never a symbolic link to a file, a FIFO or a device, and 
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import stat
@@ -27,6 +28,9 @@ _PRIVATE = 0o600
 Check = Callable[[os.stat_result, Path | str], None]
 """Raises UntrustedPath unless an object with this status, opened at this path, can be trusted."""
 
+_ON_NOBODY = (
+    " (nobody stands for accounts that a machine, container or NFS mount does not map, root's with root_squash)"
+)
 # As many links as the kernel follows (path_resolution(7)).
 _MAX_LINKS = 40
 _KINDS = {
@@ -66,9 +70,12 @@ def check_owner(status: os.stat_result, path: Path | str, *, owner: int | None =
     if owner is None:
         owner = os.geteuid()
     if status.st_uid not in (owner, 0):
+        nobody = 65534
+        with contextlib.suppress(OSError, ValueError):
+            nobody = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="utf-8"))
         raise UntrustedPath(
             f"{path} belongs to {account_name(status.st_uid)}, neither to {account_name(owner)} nor to root",
-            f"remove it, or use another place{_hint_on_nobody(status.st_uid)}",
+            f"remove it, or use another place{_ON_NOBODY if status.st_uid == nobody else ''}",
         )
 
 
@@ -268,16 +275,15 @@ def _other_writers(status: os.stat_result, path: Path | str) -> str:
     if not status.st_mode & stat.S_IWGRP:
         return ""
     if not _is_private_group(status.st_gid, status.st_uid):
-        return f"the group {_group_name(status.st_gid)}"
+        import grp
+
+        with contextlib.suppress(KeyError):
+            return f"the group {grp.getgrgid(status.st_gid).gr_name}"
+        return f"the group {status.st_gid}"
     # If there is an access control list, the group's bits are the most that anybody in the list can do (acl(5)).
-    return "accounts in its access control list" if _has_access_list(path) else ""
-
-
-def _has_access_list(path: Path | str) -> bool:
-    try:
-        return bool(os.getxattr(path, "system.posix_acl_access"))
-    except OSError:
-        return False  # none, or the file system has no such lists
+    with contextlib.suppress(OSError):  # none, or the file system has no such lists
+        return "accounts in its access control list" if os.getxattr(path, "system.posix_acl_access") else ""
+    return ""
 
 
 @cache
@@ -296,23 +302,3 @@ def _is_private_group(gid: int, uid: int) -> bool:
         return False
     # A group does not list its members whose primary group it is.
     return all(other.pw_uid == uid for other in pwd.getpwall() if other.pw_gid == gid)
-
-
-def _group_name(gid: int) -> str:
-    import grp
-
-    try:
-        return grp.getgrgid(gid).gr_name
-    except KeyError:
-        return str(gid)
-
-
-def _hint_on_nobody(uid: int) -> str:
-    """Why files may seem to be nobody's; empty for any other account."""
-    try:
-        nobody = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        nobody = 65534
-    if uid != nobody:
-        return ""
-    return " (nobody stands for accounts that a machine, container or NFS mount does not map, root's with root_squash)"

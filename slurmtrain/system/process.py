@@ -146,7 +146,7 @@ def established(pid: int) -> dict[int, tuple[str, str]]:
     These are the kernel's hexadecimal addresses, with their ports: they are compared, not read.
     """
     return {
-        int(fields[9]): (_plain(fields[1]), _plain(fields[2]))
+        int(fields[9]): (fields[1].removeprefix(_MAPPED), fields[2].removeprefix(_MAPPED))
         for fields in _connections(pid)
         if fields[3] == _ESTABLISHED
     }
@@ -197,10 +197,6 @@ def variable_of(pid: int, name: str) -> str | None:
             if word.startswith(prefix):
                 return os.fsdecode(word[len(prefix) :])
     return None
-
-
-def _plain(end: str) -> str:
-    return end.removeprefix(_MAPPED)
 
 
 # --- processes by identity --------------------------------------------------------------------------------------------

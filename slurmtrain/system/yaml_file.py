@@ -95,7 +95,7 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
         loader = FileLoader(text)
         root = loader.get_single_node()
         document = YamlDocument(name, {})
-        data = _Reader(loader, document).read(root, ()) if isinstance(root, yaml.MappingNode) else {}
+        data = _NodeReader(loader, document).read(root, ()) if isinstance(root, yaml.MappingNode) else {}
     except ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise SpecError([Mistake(f"{name}:{line}", "", f"this is not YAML: {error.reason}")]) from None
@@ -119,37 +119,32 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
     return document
 
 
-def _first_mistake(text: str) -> int | None:
-    """The line of the first mistake of a text that is to be YAML, from 0; None if there is none."""
-    try:
-        FileLoader(text).get_single_node()
-    except yaml.MarkedYAMLError as error:
-        mark = error.problem_mark or error.context_mark
-        return mark.line if mark else 0
-    except (yaml.YAMLError, RecursionError):
-        return 0
-    return None
-
-
 def _find_cure(text: str, line: int) -> str:
     """Half a sentence with what to write instead of a line, counted from 0; a whole line has been tried."""
     lines = text.split("\n")
 
     def helps(number: int, instead: str) -> bool:
-        mistake = _first_mistake("\n".join([*lines[:number], instead, *lines[number + 1 :]]))
-        return mistake is None or mistake > max(line, number)
+        """Whether the first mistake is further down then, or there is none."""
+        try:
+            FileLoader("\n".join([*lines[:number], instead, *lines[number + 1 :]])).get_single_node()
+        except yaml.MarkedYAMLError as error:
+            mark = error.problem_mark or error.context_mark
+            return mark is not None and mark.line > max(line, number)
+        except (yaml.YAMLError, RecursionError):
+            return False
+        return True
 
     # A parser complains about some mistakes only at the next line.
     for number in (line, line - 1):
         if not 0 <= number < len(lines):
             continue
-        for cure, instead in _candidates(lines[number], lines[number - 1] if number else ""):
+        for cure, instead in _possible_cures(lines[number], lines[number - 1] if number else ""):
             if helps(number, instead):
                 return f"; {cure}: {instead.strip()}"
     return "; a value that has a special character needs quotes"
 
 
-def _candidates(line: str, above: str) -> Iterator[tuple[str, str]]:
+def _possible_cures(line: str, above: str) -> Iterator[tuple[str, str]]:
     """What may be right instead of a line, each with what was done to it; ``above``: the line above."""
     indent, rest = line[: len(line) - len(line.lstrip())], line.lstrip()
     if "\t" in indent:
@@ -165,10 +160,10 @@ def _candidates(line: str, above: str) -> Iterator[tuple[str, str]]:
     elif value[0] == "[" and "]" not in value:
         yield "close the brackets", f"{key}{value}]"
     elif value[0] not in "[{" or re.match(r"\{[\w.]+\}[^\s,]", value):
-        yield "put the value in quotes", f"{key}{_quoted(value)}"
+        yield "put the value in quotes", f"{key}{_in_quotes(value)}"
 
 
-def _quoted(value: str) -> str:
+def _in_quotes(value: str) -> str:
     if '"' in value or "\\" in value:
         return "'" + value.replace("'", "''") + "'"
     return f'"{value}"'
@@ -183,7 +178,7 @@ def parse_value(raw: str) -> Any:
         loader = FileLoader(raw)
         node = loader.get_single_node()
         document = YamlDocument("", {})
-        value = None if node is None else _Reader(loader, document, times=False).read(node, ())
+        value = None if node is None else _NodeReader(loader, document, times=False).read(node, ())
     except RecursionError:
         raise ValueError("the value is nested too deeply") from None
     except SpecError as error:
@@ -244,7 +239,7 @@ class FileLoader(yaml.SafeLoader):
             raise _TooLong(problem=f"more than {_MAX_VALUES} keys and values", problem_mark=self.get_mark())
         node = super().compose_node(parent, index)
         if isinstance(node, yaml.ScalarNode) and (cut := _cut_value(node)):
-            whole = _quoted(f"{node.value} {cut}".strip())
+            whole = _in_quotes(f"{node.value} {cut}".strip())
             raise _Cut(
                 problem=f"'{cut}' is a comment to YAML, so that the value is only '{node.value}'; put it in "
                 f"quotes: {whole} (or write a comment with a blank after '#')",
@@ -280,7 +275,7 @@ for _kind in (WrittenInt, WrittenFloat):
     FileDumper.add_representer(_kind, FileDumper.represent_written)
 
 
-class _Reader:
+class _NodeReader:
     """Converts YAML nodes to plain data, and records in the document where each is and what is wrong with it."""
 
     def __init__(self, loader: yaml.SafeLoader, document: YamlDocument, *, times: bool = True) -> None:
@@ -312,7 +307,9 @@ class _Reader:
         if isinstance(node, yaml.MappingNode):
             return self._mapping(node, at, (*above, id(node)))
         if isinstance(node, yaml.SequenceNode):
-            return [self._item(item, (*at, str(i)), (*above, id(node))) for i, item in enumerate(node.value)]
+            for number, item in enumerate(node.value):
+                self._document.lines[*at, str(number)] = item.start_mark.line + 1
+            return [self.read(item, (*at, str(i)), (*above, id(node))) for i, item in enumerate(node.value)]
         return self._scalar(node, at)
 
     def _mapping(self, node: yaml.MappingNode, at: KeyPath, above: tuple[int, ...]) -> dict[str, Any]:
@@ -347,10 +344,6 @@ class _Reader:
             node.value = ascii(node.value)
             self._report(node, (*at, node.value), f"this key cannot be read: {error}")
         return str(node.value)
-
-    def _item(self, node: yaml.Node, at: KeyPath, above: tuple[int, ...]) -> Any:
-        self._document.lines[at] = node.start_mark.line + 1
-        return self.read(node, at, above)
 
     def _scalar(self, node: yaml.Node, at: KeyPath) -> Any:
         # Only unquoted values: YAML too reads a quoted 12:00:00 as text.

@@ -38,7 +38,7 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.slurm_options import runs_in_container
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.experiment.values import SHELL_KEYS
-from slurmtrain.system.user_cache import file_identity, load_answer, store_answer
+from slurmtrain.system.files import file_identity, load_answer, store_answer
 
 _PYTHON = re.compile(r"python[\d.]*")
 # Options of Python that take no value; the second kind changes where it looks for modules.

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.errors import NotAvailable, PathError, SlurmtrainError, UserError
 from slurmtrain.plugins.prometheus.collect import COUNTER, SUMMARY, Collection, Family
 from slurmtrain.system.files import describe_os_error, write_atomically
-from slurmtrain.system.templates import directory
+from slurmtrain.system.interpreter import template_directory
 
 if TYPE_CHECKING:
     from prometheus_client.metrics_core import Metric
@@ -166,7 +166,7 @@ def _metric(family: Family, constant: Mapping[str, str]) -> Metric:
 
 def dashboard_path() -> Path:
     """Where it is."""
-    return directory() / "grafana" / "slurmtrain.json"
+    return template_directory() / "grafana" / "slurmtrain.json"
 
 
 def read_dashboard() -> str:

@@ -73,9 +73,8 @@ from slurmtrain.runtime.setup.setup_script import (
 from slurmtrain.runtime.upstreams import read_facts
 from slurmtrain.system import inherited
 from slurmtrain.system.files import make_directory, write_atomically
-from slurmtrain.system.interpreter import leave_quickly, print_utf8
+from slurmtrain.system.interpreter import GROWTH, leave_quickly, load_plugin, print_utf8
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.plugins import GROWTH, load_plugin
 from slurmtrain.system.process import become_subreaper
 
 # How long a very short attempt waits until its environment is noted.

@@ -29,8 +29,7 @@ from slurmtrain.model.run.layout import RUN_ID, AttemptDir, RunDir
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.variables import ATTEMPT_DIR, local_gpus, set_local_gpus
 from slurmtrain.runtime.job.run_reader import read_run, wait_for_node_0
-from slurmtrain.system import user_cache
-from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
+from slurmtrain.system.files import cache_directory, describe_os_error, make_directory, read_json, write_json
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
 from slurmtrain.system.process import Process, marked_processes
@@ -266,7 +265,7 @@ def gpus_of_account(host: str) -> Path | None:
         A directory; None if none can be used: then GPUs are locked in the runs root.
     """
     with contextlib.suppress(PathError, OSError, RuntimeError):
-        folder = make_directory(user_cache.cache_directory() / "gpus" / host, private=True)
+        folder = make_directory(cache_directory() / "gpus" / host, private=True)
         return folder if os.access(folder, os.W_OK | os.X_OK) else None
     return None
 

@@ -19,7 +19,7 @@ from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
 from slurmtrain.runtime.environment.variables import gpus_of_node
-from slurmtrain.system import templates
+from slurmtrain.system import interpreter
 from slurmtrain.system.files import describe_os_error, write_atomically
 
 if TYPE_CHECKING:
@@ -348,7 +348,7 @@ def load_profile(name: str) -> Profile:
     """Read the profile of this name. Raises SlurmtrainError if its file is damaged or missing."""
     import yaml
 
-    path = templates.directory() / "network" / f"{name}.yaml"
+    path = interpreter.template_directory() / "network" / f"{name}.yaml"
     try:
         data = yaml.safe_load(path.read_text(encoding="utf-8"))
         variables = {str(name): str(entry["value"]) for name, entry in data["variables"].items()}

@@ -23,7 +23,7 @@ from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.runtime.environment import variables
-from slurmtrain.system import templates
+from slurmtrain.system import interpreter
 from slurmtrain.system.files import describe_os_error, make_directory, write_atomically
 from slurmtrain.system.inherited import AFTER_SETUP, BEFORE_SETUP
 from slurmtrain.system.interpreter import own_python
@@ -47,7 +47,7 @@ def shell_templates() -> Any:
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
-        loader=FileSystemLoader(templates.directory()),
+        loader=FileSystemLoader(interpreter.template_directory()),
         undefined=StrictUndefined,
         autoescape=False,  # noqa: S701 (shell, not HTML; values go through shlex.quote)
         keep_trailing_newline=False,

@@ -52,7 +52,7 @@ from slurmtrain.runtime.strategies.passes import (
     hardware_of,
     recompute,
 )
-from slurmtrain.system.plugins import STRATEGIES, load_plugin
+from slurmtrain.system.interpreter import STRATEGIES, load_plugin
 
 
 class CommHook(ABC):

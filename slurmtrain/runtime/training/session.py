@@ -43,9 +43,8 @@ from slurmtrain.runtime.training.loader import Loaders
 from slurmtrain.runtime.training.loop import this_ranked_worker
 from slurmtrain.runtime.training.parallel import Shares
 from slurmtrain.runtime.training.steps import SteppedTraining
-from slurmtrain.system.interpreter import without_collection
+from slurmtrain.system.interpreter import STRATEGIES, load_plugin, without_collection
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.plugins import STRATEGIES, load_plugin
 
 _log = logging.getLogger("slurmtrain")
 

@@ -277,7 +277,7 @@ def held_by(lock: Path, **more: Any) -> Path:
 def test_a_lock_without_locks_is_announced_once(
     lock: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    locks._announce.cache_clear()
+    locks._note_links.cache_clear()
     refuse(monkeypatch)
     for _ in range(2):
         assert is_free(lock)

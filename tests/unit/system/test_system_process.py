@@ -48,8 +48,10 @@ PARENT = (
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
+    command = [sys.executable, "-c", WAIT, "mark-of-this-test"]
+    environment = {**os.environ, "MARK_OF_THIS_TEST": "a=b\nc"}
     with subprocess.Popen(
-        [sys.executable, "-c", WAIT, "mark-of-this-test"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
     ) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == b"ready\n"
@@ -77,12 +79,12 @@ def test_a_process_that_ended_is_gone_even_before_its_parent_has_looked(child: s
     child.kill()
     # Waits for the end without taking it in: the process stays a zombie.
     os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
-    assert process.alive() is False
-    assert identify(child.pid) is None
-    assert process.send(signal.SIGTERM) is False
+    zombie = read_entry(child.pid)
+    assert zombie is not None
+    assert (zombie.ended, zombie.session) == (True, child.pid)
+    assert (process.alive(), identify(child.pid), process.send(signal.SIGTERM)) == (False, None, False)
     child.wait()
-    assert process.alive() is False
-    assert process.send(signal.SIGTERM) is False
+    assert (process.alive(), read_entry(child.pid), process.send(signal.SIGTERM)) == (False, None, False)
 
 
 def test_another_process_with_the_same_id_is_another_process(child: subprocess.Popen[bytes]) -> None:
@@ -144,41 +146,17 @@ def test_what_is_started_while_a_signal_is_blocked_has_it_blocked_and_this_proce
     assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
 
 
-# Says that it is ready, and ends when its standard input does, so that it never outlives the test.
 NOBODY = 2**30
-
-
-@pytest.fixture
-def marked_child() -> Iterator[subprocess.Popen[bytes]]:
-    command = [sys.executable, "-c", WAIT]
-    environment = {**os.environ, "MARK_OF_THIS_TEST": "a=b\nc"}
-    with subprocess.Popen(
-        command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, env=environment, start_new_session=True
-    ) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == b"ready\n"
-        yield process
-        process.kill()
 
 
 def entry(pid: int, parent: int) -> Entry:
     return Entry(pid, parent, session=1, start=pid, ended=False)
 
 
-def test_a_process_is_seen_with_its_parent_and_its_session(marked_child: subprocess.Popen[bytes]) -> None:
-    child_entry = read_table()[marked_child.pid]
-    assert (child_entry.parent, child_entry.session, child_entry.ended) == (os.getpid(), marked_child.pid, False)
-    assert child_entry == read_entry(marked_child.pid)
-
-
-def test_a_process_that_has_ended_is_there_until_its_parent_has_looked(marked_child: subprocess.Popen[bytes]) -> None:
-    marked_child.kill()
-    os.waitid(os.P_PID, marked_child.pid, os.WEXITED | os.WNOWAIT)
-    child_entry = read_entry(marked_child.pid)
-    assert child_entry is not None
-    assert (child_entry.ended, child_entry.session) == (True, marked_child.pid)
-    marked_child.wait()
-    assert read_entry(marked_child.pid) is None
+def test_a_process_is_seen_with_its_parent_and_its_session(child: subprocess.Popen[bytes]) -> None:
+    child_entry = read_table()[child.pid]
+    assert (child_entry.parent, child_entry.session, child_entry.ended) == (os.getpid(), child.pid, False)
+    assert child_entry == read_entry(child.pid)
 
 
 def test_descendants_come_after_their_parents() -> None:
@@ -187,16 +165,16 @@ def test_descendants_come_after_their_parents() -> None:
     assert descend(table, 9) == []
 
 
-def test_processes_are_found_by_a_variable_that_they_were_started_with(marked_child: subprocess.Popen[bytes]) -> None:
-    assert marked_processes(["MARK_OF_THIS_TEST"]) == {marked_child.pid: {"MARK_OF_THIS_TEST": "a=b\nc"}}
+def test_processes_are_found_by_a_variable_that_they_were_started_with(child: subprocess.Popen[bytes]) -> None:
+    assert marked_processes(["MARK_OF_THIS_TEST"]) == {child.pid: {"MARK_OF_THIS_TEST": "a=b\nc"}}
 
 
-def test_a_process_is_described_by_its_program_and_its_streams(marked_child: subprocess.Popen[bytes]) -> None:
-    assert marked_child.stdout is not None
-    assert program_of(marked_child.pid) == Path(sys.executable).resolve().name
-    assert name_of(marked_child.pid)
-    assert pipe_of(marked_child.pid, 1) == str(Path(f"/proc/self/fd/{marked_child.stdout.fileno()}").readlink())
-    assert pipe_of(marked_child.pid, 1) != pipe_of(marked_child.pid, 0)
+def test_a_process_is_described_by_its_program_and_its_streams(child: subprocess.Popen[bytes]) -> None:
+    assert child.stdout is not None
+    assert program_of(child.pid) == Path(sys.executable).resolve().name
+    assert name_of(child.pid)
+    assert pipe_of(child.pid, 1) == str(Path(f"/proc/self/fd/{child.stdout.fileno()}").readlink())
+    assert pipe_of(child.pid, 1) != pipe_of(child.pid, 0)
     assert (read_entry(NOBODY), program_of(NOBODY), name_of(NOBODY), pipe_of(NOBODY, 0)) == (None, "", "", None)
 
 

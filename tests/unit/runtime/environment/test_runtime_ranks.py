@@ -16,7 +16,7 @@ from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.experiment.spec import NETWORK_PROFILES
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.runtime.environment.ranks import Tasks, load_profile, write_changes
-from slurmtrain.system import templates
+from slurmtrain.system import interpreter
 
 # What Slurm sets for the agent on the second of two nodes, its only task there.
 AGENT = {
@@ -113,14 +113,14 @@ def test_changes_are_written_a_line_each() -> None:
 # --- network profiles -------------------------------------------------------------------------------------------------
 
 
-FOLDER = templates.directory() / "network"
+FOLDER = interpreter.template_directory() / "network"
 PAGE = (Path(__file__).resolve().parents[4] / "docs" / "network-profiles.md").read_text()
 
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """An empty folder of profiles in place of the one that is shipped."""
-    monkeypatch.setattr(templates, "directory", lambda: tmp_path)
+    monkeypatch.setattr(interpreter, "template_directory", lambda: tmp_path)
     (tmp_path / "network").mkdir()
     return tmp_path / "network"
 
@@ -173,8 +173,8 @@ def test_templates_are_in_the_package_of_a_wheel_and_beside_that_of_a_checkout(
 ) -> None:
     directory = tmp_path / "slurmtrain" / "templates" if inside else tmp_path / "templates"
     directory.mkdir(parents=True)
-    monkeypatch.setattr(templates, "__file__", str(tmp_path / "slurmtrain" / "system" / "templates.py"))
-    assert templates.directory() == directory
+    monkeypatch.setattr(interpreter, "__file__", str(tmp_path / "slurmtrain" / "system" / "interpreter.py"))
+    assert interpreter.template_directory() == directory
 
 
 # --- Google's scripts, in directories of the test -----------------------------------------------------------------

@@ -21,8 +21,7 @@ from slurmtrain.errors import PathError
 from slurmtrain.model.experiment.code import FILE, LINK, PROGRAM, CodeFile, CodeManifest, CodeSnapshot
 from slurmtrain.model.run.layout import RunsRoot, SnapshotDir
 from slurmtrain.runtime.code.packages import find_editable
-from slurmtrain.snapshots import listings
-from slurmtrain.snapshots.selection import CodeSelection, CodeSource, select_code
+from slurmtrain.snapshots.selection import CodeSelection, CodeSource, revisions, select_code
 from slurmtrain.system.files import describe_os_error, fsync_directory, make_directory, read_json, write_json
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import open_checked, read_checked
@@ -46,7 +45,12 @@ def hash_files(root: Path, files: Mapping[str, os.stat_result], cache: Path) -> 
     Raises:
         OSError: One cannot be read.
     """
-    kept, now = _load(cache), time.time_ns()
+    kept: dict[str, list[int | str]] = {}
+    with contextlib.suppress(PathError):
+        rows = (read_json(cache) or {}).get("files")
+        if isinstance(rows, dict):
+            kept = {path: row for path, row in rows.items() if isinstance(row, list) and len(row) == 6}
+    now = time.time_ns()
     hashed, fresh = [], {}
     for path, status in files.items():
         identity = [status.st_mode, status.st_size, status.st_ino, status.st_mtime_ns, status.st_ctime_ns]
@@ -67,16 +71,17 @@ def hash_files(root: Path, files: Mapping[str, os.stat_result], cache: Path) -> 
     return CodeManifest.sorted(hashed)
 
 
-def hash_one(root: Path, path: str, status: os.stat_result) -> CodeFile:
+def hash_one(root: Path, path: str, status: os.stat_result, copy: gzip.GzipFile | None = None) -> CodeFile:
     """Hash one file.
 
     Args:
         root: The directory that it is below.
         path: The file, relative to that.
         status: Its status.
+        copy: Receives its content.
 
     Raises:
-        OSError: It cannot be read.
+        OSError: It cannot be read, or copied.
     """
     place = f"{root}/{path}"
     if stat.S_ISLNK(status.st_mode):
@@ -86,6 +91,8 @@ def hash_one(root: Path, path: str, status: os.stat_result) -> CodeFile:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
             size += len(chunk)
+            if copy is not None:
+                copy.write(chunk)
     return CodeFile(path, code_kind(status), digest.hexdigest(), size)
 
 
@@ -94,14 +101,6 @@ def code_kind(status: os.stat_result) -> str:
     if stat.S_ISLNK(status.st_mode):
         return LINK
     return PROGRAM if status.st_mode & stat.S_IXUSR else FILE
-
-
-def _load(cache: Path) -> dict[str, list[int | str]]:
-    with contextlib.suppress(PathError):
-        kept = (read_json(cache) or {}).get("files")
-        if isinstance(kept, dict):
-            return {path: row for path, row in kept.items() if isinstance(row, list) and len(row) == 6}
-    return {}
 
 
 # --- taking a snapshot ------------------------------------------------------------------------------------------------
@@ -128,7 +127,7 @@ def take(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot
     selection = select_code(source, root.path)
     editable = find_editable(python, selection.root)
     try:
-        manifest = _store(root, selection)
+        manifest = _store_files(root, selection)
     except OSError as error:
         place = error.filename or root.snapshots
         raise PathError(f"cannot take a snapshot of {selection.root}: {place}: {describe_os_error(error)}") from error
@@ -139,7 +138,7 @@ def take(root: RunsRoot, source: CodeSource, python: Path) -> tuple[CodeSnapshot
         bytes=manifest.size,
         import_roots=editable.import_roots,
         beside=selection.beside,
-        revisions=tuple(listings.revisions(selection.root, selection.repositories)),
+        revisions=tuple(revisions(selection.root, selection.repositories)),
     )
     return snapshot, [*selection.notes, *editable.notes]
 
@@ -165,19 +164,25 @@ def preview_snapshot(root: RunsRoot, source: CodeSource, python: Path) -> tuple[
     return snapshot, [*selection.notes, *editable.notes]
 
 
-def _store(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
+def _store_files(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
     """Store the files of a selection unless that has been done. Raises OSError."""
     make_directory(root.snapshots, private=True)
     key = hashlib.sha256(os.fsencode(selection.root)).hexdigest()[:16]
     manifest = hash_files(selection.root, selection.files, root.snapshots / f"hashes-{key}.json")
-    if _is_stored(root, manifest):
-        return manifest
+    stored = root.snapshot(manifest.hash)
+    with locked(root.snapshots_lock), contextlib.suppress(FileNotFoundError):
+        # The present time tells 'clean' that it is needed.
+        os.utime(stored.path)
+        if _is_whole_snapshot(stored, manifest):
+            return manifest
+        # A damaged one makes room for what replaces it.
+        stored.path.rename(root.snapshots / f".old-{os.urandom(8).hex()}")
     _remove_litter(root.snapshots)
     unborn = root.snapshots / f".new-{os.urandom(8).hex()}"
     unborn.mkdir(mode=0o700)
     try:
         # What is stored decides: a file may have changed since its hash was taken.
-        manifest = _write(unborn, selection)
+        manifest = _write_snapshot(unborn, selection)
         directory = root.snapshot(manifest.hash)
         with contextlib.suppress(FileExistsError):
             try:
@@ -192,21 +197,7 @@ def _store(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
     return manifest
 
 
-def _is_stored(root: RunsRoot, manifest: CodeManifest) -> bool:
-    """Whether a snapshot is there already; then it gets the present time, so that ``clean`` knows that it is needed.
-
-    A damaged one is moved out of the way of the one that replaces it.
-    """
-    directory = root.snapshot(manifest.hash)
-    with locked(root.snapshots_lock), contextlib.suppress(FileNotFoundError):
-        os.utime(directory.path)
-        if _is_whole(directory, manifest):
-            return True
-        directory.path.rename(root.snapshots / f".old-{os.urandom(8).hex()}")
-    return False
-
-
-def _is_whole(directory: SnapshotDir, manifest: CodeManifest) -> bool:
+def _is_whole_snapshot(directory: SnapshotDir, manifest: CodeManifest) -> bool:
     """Whether the files of a snapshot are there, and their ends: only a job that makes a copy reads all of them."""
     try:
         if read_checked(directory.manifest) != manifest.to_bytes():
@@ -218,46 +209,31 @@ def _is_whole(directory: SnapshotDir, manifest: CodeManifest) -> bool:
         return False
 
 
-def _write(unborn: Path, selection: CodeSelection) -> CodeManifest:
+def _write_snapshot(unborn: Path, selection: CodeSelection) -> CodeManifest:
     """Write the contents of files, in the order of their paths, and their manifest."""
     snapshot = RunsRoot(unborn.parent).snapshot("")
     contents, listed = unborn / snapshot.contents.name, unborn / snapshot.manifest.name
     with _create(contents) as file:
         # Fast rather than small; without the time of day, so that the same content gives the same bytes.
         with gzip.GzipFile(filename="", mode="wb", fileobj=file, compresslevel=1, mtime=0) as packed:
-            packing = (_pack(selection, path, packed) for path in sorted(selection.files))
-            stored = [packed_file for packed_file in packing if packed_file is not None]
-        _flush(file)
+            stored = []
+            for path in sorted(selection.files):
+                with contextlib.suppress(FileNotFoundError):  # it may have been deleted since it was listed
+                    stored.append(hash_one(selection.root, path, selection.files[path], packed))
+        _make_durable(file)
     manifest = CodeManifest.sorted(stored)
     with _create(listed) as file:
         file.write(manifest.to_bytes())
-        _flush(file)
+        _make_durable(file)
     fsync_directory(unborn)
     return manifest
-
-
-def _pack(selection: CodeSelection, path: str, packed: gzip.GzipFile) -> CodeFile | None:
-    """Append the content of one file; None if it has been deleted since it was listed. Raises OSError."""
-    status = selection.files[path]
-    digest, size = hashlib.sha256(), 0
-    try:
-        if code_kind(status) == LINK:
-            return hash_one(selection.root, path, status)
-        with open(f"{selection.root}/{path}", "rb", buffering=0) as source:  # noqa: PTH123 (fast)
-            while chunk := source.read(_CHUNK):
-                digest.update(chunk)
-                packed.write(chunk)
-                size += len(chunk)
-    except FileNotFoundError:
-        return None
-    return CodeFile(path, code_kind(status), digest.hexdigest(), size)
 
 
 def _create(path: Path) -> IO[bytes]:
     return os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, _READ_ONLY), "wb")
 
 
-def _flush(file: IO[bytes]) -> None:
+def _make_durable(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
 

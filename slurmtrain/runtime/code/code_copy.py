@@ -68,14 +68,25 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
     earlier = [name for name in _snapshots_in(state) if name != snapshot.hash]
     try:
         make_directory(run.code, private=True)
-        _link_neighbours(Path(snapshot.root), run.code)
+        root = Path(snapshot.root)
+        # What is next to the repository, unless that cannot be read, or is very much.
+        with contextlib.suppress(OSError):
+            names = os.listdir(root.parent)
+            if len(names) <= _MOST_NEIGHBOURS:
+                neighbours = (name for name in names if name != root.name and not name.startswith("."))
+                _link(root.parent, run.code, neighbours)
         if tree.is_symlink():
             tree.unlink()  # to what was next to the repository of an earlier snapshot: nothing may be written there
         tree.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
         write_json(run.code_state, {"unfinished": [*earlier, snapshot.hash], "root": snapshot.root})
         for each in earlier:
             _remove_old(run, tree, each, {file.path for file in manifest.files})
-        _make_directories(tree, directories_of(file.path for file in manifest.files))
+        for directory in sorted(filter(None, directories_of(file.path for file in manifest.files))):
+            path = tree / directory
+            # A link to a directory of the repository, which was no code before: what is written must not go there.
+            if path.is_symlink() or path.is_file():
+                path.unlink()
+            path.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
         _write_files(run, snapshot, tree)
         _link_rest(snapshot, manifest, tree)
         make_repositories(snapshot, manifest, tree)
@@ -164,14 +175,6 @@ def read_code(run: RunDir, name: str) -> Iterator[tuple[CodeFile, bytes]]:
         raise PathError(f"cannot read {path}: {describe_os_error(error)}") from error
 
 
-def _link_neighbours(root: Path, code: Path) -> None:
-    """Link to what is in the directory of the repository, unless that cannot be read, or is very much."""
-    with contextlib.suppress(OSError):
-        names = os.listdir(root.parent)
-        if len(names) <= _MOST_NEIGHBOURS:
-            _link(root.parent, code, (name for name in names if name != root.name and not name.startswith(".")))
-
-
 def _snapshots_in(state: Mapping[str, object]) -> list[str]:
     """The snapshots that files in a run's copy may come from, by its state."""
     unfinished = state.get("unfinished")
@@ -199,20 +202,16 @@ def _remove_old(run: RunDir, tree: Path, earlier: str, kept: Collection[str]) ->
                 (tree / directory).rmdir()
 
 
-def _make_directories(tree: Path, directories: Iterable[str]) -> None:
-    for directory in sorted(filter(None, directories)):
-        path = tree / directory
-        # A link to a directory of the repository, which was no code before: what is written must not go there.
-        if path.is_symlink() or path.is_file():
-            path.unlink()
-        path.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
-
-
 def _write_files(run: RunDir, snapshot: CodeSnapshot, tree: Path) -> None:
     """Write the files of a snapshot. Raises PathError if their contents differ from its manifest."""
     for file, content in read_code(run, snapshot.hash):
         place = tree / file.path
-        _clear(place)
+        try:
+            place.unlink()
+        except FileNotFoundError:
+            pass
+        except IsADirectoryError:
+            shutil.rmtree(place)
         if file.kind == LINK:
             place.symlink_to(link_target(file.path, file.digest, snapshot.root))
             continue
@@ -220,16 +219,6 @@ def _write_files(run: RunDir, snapshot: CodeSnapshot, tree: Path) -> None:
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
         with os.fdopen(os.open(place, flags, mode), "wb") as target:
             target.write(content)
-
-
-def _clear(place: Path) -> None:
-    """Remove what is at the path of a file that is about to be written."""
-    try:
-        place.unlink()
-    except FileNotFoundError:
-        pass
-    except IsADirectoryError:
-        shutil.rmtree(place)
 
 
 def _link_rest(snapshot: CodeSnapshot, manifest: CodeManifest, tree: Path) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 
 from slurmtrain.model.experiment.code import CodeSnapshot, path_in_word, relative_to_root
-from slurmtrain.model.experiment.command_words import DIRECTORY, UNKNOWN, ResultPlace, paths_written, result_places
+from slurmtrain.model.experiment.command_words import DIRECTORY, UNKNOWN, paths_written, result_places
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.system.inherited import PRIVATE, umask_of_ranks
@@ -89,28 +89,19 @@ def link_results(plan: Plan, run: RunDir) -> None:
         return
     tree = plan.code.tree(run.code)
     for place in result_places(plan.words, plan.spec.checkpoint.glob, plan.workdir, plan.code.root):
-        with contextlib.suppress(OSError):
-            _link(place, Path(plan.code.root), tree)
-
-
-def _link(place: ResultPlace, root: Path, tree: Path) -> None:
-    parts = PurePosixPath(place.path).parts
-    for depth in range(1, len(parts) + 1):
-        relative = "/".join(parts[:depth])
+        parts = PurePosixPath(place.path).parts
         # A link leads to the repository already; a directory of the code is the run's own.
-        if (tree / relative).is_dir() and not (tree / relative).is_symlink():
+        paths = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
+        path = next((path for path in paths if not (tree / path).is_dir() or (tree / path).is_symlink()), None)
+        if path is None or os.path.lexists(tree / path):
             continue
-        if not os.path.lexists(tree / relative):
-            if depth < len(parts) or place.kind == DIRECTORY:
-                _make_directory(root / relative)
-            elif place.kind == UNKNOWN:
-                return  # whichever of the two it is made, the script may need the other
-            (tree / relative).symlink_to(root / relative)
-        return
-
-
-def _make_directory(path: Path) -> None:
-    """Make a directory unless it exists, with the rights that it would have if a script of the run made it."""
-    if not path.is_dir():
-        path.mkdir()
-        path.chmod(stat.S_IMODE(path.stat().st_mode) | PRIVATE & ~umask_of_ranks())
+        is_directory = path != paths[-1] or place.kind == DIRECTORY
+        if not is_directory and place.kind == UNKNOWN:
+            continue  # whichever of the two it is made, the script may need the other
+        source = Path(plan.code.root, path)
+        with contextlib.suppress(OSError):
+            if is_directory and not source.is_dir():
+                # With the rights that it would have if a script of the run made it.
+                source.mkdir()
+                source.chmod(stat.S_IMODE(source.stat().st_mode) | PRIVATE & ~umask_of_ranks())
+            (tree / path).symlink_to(source)

@@ -171,17 +171,24 @@ class _Repository:
             make_directory(directory, private=True)
         revision = self._revision
         references = f"{revision.commit} {revision.branch}\n" if revision.branch else ""
-        _write(git / "packed-refs", references)
-        _write(git / "config", _settings(revision.commit, []))
-        _write(git / "info" / "exclude", "".join(self._links()))
+        _write_private(git / "packed-refs", references)
+        _write_private(git / "config", _config_text(revision.commit, []))
+        _write_private(git / "info" / "exclude", "".join(self._links()))
         # Last: without it, it is no repository.
-        _write(git / "HEAD", f"ref: {revision.branch}\n" if revision.branch else f"{revision.commit}\n")
+        _write_private(git / "HEAD", f"ref: {revision.branch}\n" if revision.branch else f"{revision.commit}\n")
         with contextlib.suppress(NoGit, subprocess.TimeoutExpired):
             common = self._path_in_source("objects")
-            _write(git / "objects" / "info" / "alternates", f"{_quoted(common)}\n")
+            if common.startswith(("#", '"')) or "\n" in common:
+                common = f'"{_escaped(common)}"'  # gitrepository-layout(5)
+            _write_private(git / "objects" / "info" / "alternates", f"{common}\n")
             tags = self._ask_source("for-each-ref", "--format=%(objectname) %(refname)", "refs/tags")
-            _write(git / "packed-refs", references + os.fsdecode(tags))
-            _write(git / "config", _settings(revision.commit, self._settings_of_source()))
+            _write_private(git / "packed-refs", references + os.fsdecode(tags))
+            settings: list[str] = []
+            with contextlib.suppress(NoGit):  # it fails if there are none
+                settings = _null_lines(self._ask_source("config", "--local", "-z", "--get-regexp", _SETTINGS))
+            fields = (line.partition("\n") for line in settings)
+            of_source = [(name, value if equals else "true") for name, equals, value in fields]
+            _write_private(git / "config", _config_text(revision.commit, of_source))
             shallow = Path(self._path_in_source("shallow"))
             if shallow.is_file():
                 shutil.copyfile(shallow, git / "shallow")
@@ -189,12 +196,15 @@ class _Repository:
 
     def _make_index(self) -> None:
         self._ask("read-tree", self._revision.commit)
-        is_sparse = self._is_sparse()
-        hidden = [path for path in _lines(self._ask("ls-files", "-z")) if self._is_hidden(path, is_sparse=is_sparse)]
-        self._ask("update-index", "-z", "--skip-worktree", "--stdin", stdin=_joined(hidden))
+        is_sparse = False
+        with contextlib.suppress(NoGit):  # it fails if this is not set
+            is_sparse = self._ask_source("config", "--bool", "core.sparseCheckout") == b"true\n"
+        listed = _null_lines(self._ask("ls-files", "-z"))
+        hidden = [path for path in listed if self._is_hidden(path, is_sparse=is_sparse)]
+        self._ask("update-index", "-z", "--skip-worktree", "--stdin", stdin=_null_joined(hidden))
         added = [path for path in self._revision.added if self._prefix + path in self._files]
         plain = without_filters(self._place, timeout_s=_TIMEOUT_S)
-        self._ask(*plain, "update-index", "-z", "--add", "--stdin", stdin=_joined(added))
+        self._ask(*plain, "update-index", "-z", "--add", "--stdin", stdin=_null_joined(added))
         # Plumbing such as diff-index takes new times of files for changes. It fails if there are changes.
         self._ask(*plain, "update-index", "-q", "--refresh")
 
@@ -221,18 +231,6 @@ class _Repository:
                         path = re.sub(r"([\\*?\[\] ])", r"\\\1", os.path.join(directory, entry.name))  # noqa: PTH118
                         yield f"/{path}\n"
 
-    def _is_sparse(self) -> bool:
-        with contextlib.suppress(NoGit):  # it fails if this is not set
-            return self._ask_source("config", "--bool", "core.sparseCheckout") == b"true\n"
-        return False
-
-    def _settings_of_source(self) -> list[tuple[str, str]]:
-        try:
-            lines = _lines(self._ask_source("config", "--local", "-z", "--get-regexp", _SETTINGS))
-        except NoGit:
-            return []  # it fails if there are none
-        return [(name, value if equals else "true") for name, equals, value in (line.partition("\n") for line in lines)]
-
     def _path_in_source(self, name: str) -> str:
         path = os.fsdecode(self._ask_source("rev-parse", "--git-path", name)).removesuffix("\n")
         return os.path.normpath(self._source / path)
@@ -244,7 +242,7 @@ class _Repository:
         return run_git(self._place, *arguments, timeout_s=_TIMEOUT_S, stdin=stdin)
 
 
-def _settings(commit: str, of_source: Iterable[tuple[str, str]]) -> str:
+def _config_text(commit: str, of_source: Iterable[tuple[str, str]]) -> str:
     """The content of a repository's ``config`` (git-config(1), its syntax)."""
     own = {"core.repositoryformatversion": "0", "core.bare": "false", "gc.auto": "0", "maintenance.auto": "false"}
     if len(commit) > 40:
@@ -262,19 +260,14 @@ def _escaped(text: str) -> str:
     return text.replace("\\", r"\\").replace('"', r"\"").replace("\n", r"\n")
 
 
-def _quoted(path: str) -> str:
-    """A path as a line of ``objects/info/alternates`` (gitrepository-layout(5))."""
-    return f'"{_escaped(path)}"' if path.startswith(("#", '"')) or "\n" in path else path
-
-
-def _joined(paths: Iterable[str]) -> bytes:
+def _null_joined(paths: Iterable[str]) -> bytes:
     return b"".join(os.fsencode(path) + b"\0" for path in paths)
 
 
-def _lines(output: bytes) -> list[str]:
+def _null_lines(output: bytes) -> list[str]:
     return [os.fsdecode(line) for line in output.split(b"\0") if line]
 
 
-def _write(path: Path, text: str) -> None:
+def _write_private(path: Path, text: str) -> None:
     path.write_bytes(os.fsencode(text))
     path.chmod(0o600)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from slurmtrain.model.environment import Package, Software
@@ -29,14 +30,18 @@ def read_software(python: Path) -> Software:
     """
     places = package_directories(python)
     versions = {place.parent.name.removeprefix("python") for place in places}
-    version = _version(python) or ", ".join(sorted(versions)) or "of an unknown version"
+    settings: dict[str, str] = {}
+    with contextlib.suppress(OSError):  # it is no virtual environment
+        lines = read_readable(python.parent.parent / "pyvenv.cfg").decode(errors="replace").splitlines()
+        settings = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
+    version = settings.get("version", settings.get("version_info", "")) or ", ".join(sorted(versions))
     packages: dict[str, Package] = {}
     for place in places:
         with contextlib.suppress(OSError):
             for name in sorted(os.listdir(place)):
                 if match := _INSTALLED.fullmatch(name):
                     packages[match[1].replace("_", "-")] = Package(match[2], _detail(place / name))
-    return Software(str(python), version, packages)
+    return Software(str(python), version or "of an unknown version", packages)
 
 
 def package_directories(python: Path) -> list[Path]:
@@ -51,23 +56,18 @@ def package_directories(python: Path) -> list[Path]:
 def _detail(installed: Path) -> str:
     """What tells a package from others of its version; see :class:`Package`."""
     try:
-        if (origin := _editable_origin(installed)) is not None:
-            revision = revision_of(origin)
-            return f"editable {origin}" + (f", {revision[:_COMMIT_DIGITS]}" if revision else "")
+        origin: Any = {}
+        with contextlib.suppress(FileNotFoundError):
+            # Where an editable package is (PEP 610).
+            origin = json.loads(read_readable(installed / "direct_url.json"))
+        info = origin.get("dir_info") if isinstance(origin, dict) else None
+        if isinstance(info, dict) and info.get("editable"):
+            place = Path(unquote(urlsplit(str(origin.get("url"))).path))
+            revision = revision_of(place)
+            return f"editable {place}" + (f", {revision[:_COMMIT_DIGITS]}" if revision else "")
         return hashlib.sha256(read_readable(installed / "RECORD")).hexdigest()[:_HASH_DIGITS]
     except (OSError, ValueError):
         return ""  # distributions and conda leave out some of these files
-
-
-def _editable_origin(installed: Path) -> Path | None:
-    """Where an editable package is (PEP 610); None for any other."""
-    try:
-        origin = json.loads(read_readable(installed / "direct_url.json"))
-    except FileNotFoundError:
-        return None
-    if not (isinstance(origin, dict) and isinstance(origin.get("dir_info"), dict)):
-        return None
-    return Path(unquote(urlsplit(str(origin.get("url"))).path)) if origin["dir_info"].get("editable") else None
 
 
 def revision_of(directory: Path) -> str:
@@ -98,16 +98,6 @@ def _revisions(place: Path) -> Iterator[str]:
             commit, _, name = line.partition(" ")
             if name == reference:
                 yield commit
-
-
-def _version(python: Path) -> str:
-    """The version of the Python of a virtual environment; empty if it is none."""
-    try:
-        lines = read_readable(python.parent.parent / "pyvenv.cfg").decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in lines)}
-    return values.get("version", values.get("version_info", ""))
 
 
 # --- packages of a repository that are installed as editable ----------------------------------------------------------
@@ -149,7 +139,7 @@ def find_editable(python: Path, root: Path) -> Editable:
     editable = Editable()
     for packages in sorted(path.resolve() for path in package_directories(python)):
         for path in sorted(packages.glob("*.pth")):
-            for line in _text(path).splitlines():
+            for line in _text_of(path).splitlines():
                 _read_line(line.strip(), packages, root, editable)
     return editable
 
@@ -161,10 +151,10 @@ def _read_line(line: str, packages: Path, root: Path, editable: Editable) -> Non
     if not line.startswith(("import ", "import\t")):
         editable.add(root, (packages / line).resolve())
     elif match := _SETUPTOOLS.search(line):
-        for package, place in _mapping(_text(packages / f"{match[1]}.py")):
+        for package, place in _mapping(_text_of(packages / f"{match[1]}.py")):
             if Path(place).name.removesuffix(".py") == package:
                 editable.add(root, Path(place).resolve().parent)
-    elif (match := _FIRST.search(line)) and str(root) in _text(packages / f"{match[1]}.py"):
+    elif (match := _FIRST.search(line)) and str(root) in _text_of(packages / f"{match[1]}.py"):
         name = re.sub(r"^_+|_editable(_loader)?$", "", match[1])
         editable.notes.append(
             f"the snapshot does not hold for the package {name}: its editable install precedes every path, so that "
@@ -184,7 +174,7 @@ def _mapping(finder: str) -> Iterator[tuple[str, str]]:
     yield from ((str(package), str(place)) for package, place in mapping.items())
 
 
-def _text(path: Path) -> str:
+def _text_of(path: Path) -> str:
     try:
         return read_readable(path).decode(errors="replace")
     except OSError:

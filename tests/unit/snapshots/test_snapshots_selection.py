@@ -16,7 +16,7 @@ from slurmtrain.errors import NoSnapshot, PathError, UserError
 from slurmtrain.model.experiment.code import CodeSnapshot
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.runtime.code.code_copy import make_tree
-from slurmtrain.snapshots import listings
+from slurmtrain.snapshots import selection as listings
 from slurmtrain.snapshots import snapshot_store as store_module
 from slurmtrain.snapshots.snapshot_store import preview_snapshot, take
 
@@ -155,11 +155,11 @@ def test_a_file_that_disappears_or_grows_while_it_is_read_does_no_harm(
     write(repo, "train.log.py", "line\n")
     really = store_module.hash_one
 
-    def read(root: Path, path: str, status: os.stat_result) -> Any:
-        if path == "swap.tmp":
-            (repo / path).unlink()
-        (repo / "train.log.py").open("a").write("line\n")
-        return really(root, path, status)
+    def read(root: Path, path: str, status: os.stat_result, copy: Any = None) -> Any:
+        if copy is None:
+            (repo / "swap.tmp").unlink(missing_ok=True)
+            (repo / "train.log.py").open("a").write("line\n")
+        return really(root, path, status, copy)
 
     monkeypatch.setattr(store_module, "hash_one", read)
     snapshot, run = snapshot_of(repo)

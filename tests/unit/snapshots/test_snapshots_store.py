@@ -161,7 +161,7 @@ def test_the_same_content_is_stored_once_and_unchanged_files_are_not_read_again(
     first, run = snapshot_of(repo)
     read: list[str] = []
     monkeypatch.setattr(store_module, "hash_one", lambda root, path, status: read.append(path))
-    monkeypatch.setattr(store_module, "_write", lambda *_: pytest.fail("stored again"))
+    monkeypatch.setattr(store_module, "_write_snapshot", lambda *_: pytest.fail("stored again"))
     again, _ = snapshot_of(repo)
     assert (again, read) == (first, [])
     stored = [path for path in run.snapshot("").path.iterdir() if path.is_dir()]
@@ -203,7 +203,7 @@ def test_a_failed_command_leaves_nothing_and_a_killed_one_what_is_removed_a_day_
         os.utime(snapshots / name, (at, at))
     write(repo, "new.py")
     with monkeypatch.context() as patch:
-        patch.setattr(store_module, "_pack", lambda *_: (_ for _ in ()).throw(OSError(28, "full", "x")))
+        patch.setattr(store_module, "_write_snapshot", lambda *_: (_ for _ in ()).throw(OSError(28, "full", "x")))
         with pytest.raises(PathError, match=r"cannot take a snapshot of .*: x: no space left on the device"):
             snapshot_of(repo)
     assert [path.name for path in snapshots.glob(".new-*")] == [".new-young"]
@@ -274,7 +274,7 @@ def test_a_newer_snapshot_replaces_the_code_and_nothing_else(repo: Path) -> None
     assert (copy / "ignored/code.py").read_text() == "in the repository"
 
 
-@pytest.mark.parametrize("at", ["_make_directories", "_clear", "_link_rest", "_flush", "write_json"])
+@pytest.mark.parametrize("at", ["directories_of", "_write_files", "_link_rest", "_flush", "write_json"])
 def test_a_copy_is_completed_after_a_kill_at_any_point(repo: Path, monkeypatch: pytest.MonkeyPatch, at: str) -> None:
     class Killed(BaseException):
         pass

@@ -13,7 +13,7 @@ from slurmtrain.api import calling, issue_warnings
 from slurmtrain.api.run_handle import Overrides, RunHandle, assignments, handles_of, wait_for
 from slurmtrain.config import load_config
 from slurmtrain.errors import UserError
-from slurmtrain.ops.query.select import Question, select
+from slurmtrain.ops.query.select import Question, select_runs
 from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import RunRecord
@@ -116,7 +116,7 @@ class Registry:
         with calling(self._config, again=True) as call:
             observed = observe(call.workspace)
             call.note_all(observed)
-            selection = select(call.workspace, observed.runs, question)
+            selection = select_runs(call.workspace, observed.runs, question)
             call.notes += selection.notes
             records = [record for record in selection.runs if isinstance(record, RunRecord)]
         return [RunHandle(self._config, record) for record in records]

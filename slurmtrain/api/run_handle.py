@@ -468,7 +468,7 @@ def wait_for(config: Config, runs: Sequence[RunHandle], timeout: float | None) -
     Raises:
         WaitTimedOut: Some have not ended by then.
     """
-    from slurmtrain.ops.wait import wait
+    from slurmtrain.ops.watch import wait
 
     if not runs:
         return

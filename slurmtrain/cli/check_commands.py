@@ -16,7 +16,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 if TYPE_CHECKING:
     from slurmtrain.model.diagnosis.root_cause import PatternMatch
     from slurmtrain.model.interruption.site_findings import SiteFinding
-    from slurmtrain.ops.diagnose.attempt import AttemptDiagnosis
+    from slurmtrain.ops.diagnose import AttemptDiagnosis
     from slurmtrain.ops.doctor import DoctorReport
 
 # A missing file with one of these suffixes is reported as a missing spec, not as an unknown run.
@@ -106,7 +106,7 @@ def _print_outlooks(report: DoctorReport, *, as_table: bool) -> None:
 
 
 def _diagnose_run(workspace: Workspace, name: str, attempt: int | None, *, as_json: bool) -> int:
-    from slurmtrain.ops.diagnose.attempt import diagnose
+    from slurmtrain.ops.diagnose import diagnose
     from slurmtrain.ops.shared.find import find
 
     [run_id], observed = find(workspace, [name])
@@ -130,7 +130,7 @@ def _diagnose_run(workspace: Workspace, name: str, attempt: int | None, *, as_js
 
 
 def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
-    from slurmtrain.ops.diagnose.journals import OUTCOME
+    from slurmtrain.ops.diagnose import OUTCOME
 
     diagnosis = diagnosed.diagnosis
     if diagnosis.root is not None:
@@ -205,7 +205,7 @@ def preflight_command(
     from slurmtrain.ops.preflight import submit_preflight
     from slurmtrain.ops.shared.interrupt import StopSignal
     from slurmtrain.ops.shared.run_details import findings_json, show_json
-    from slurmtrain.ops.wait import wait
+    from slurmtrain.ops.watch import wait
 
     chosen = workspace.config.choose_executor(executor)
     with StopSignal() as stop:

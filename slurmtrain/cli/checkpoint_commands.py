@@ -210,8 +210,7 @@ def export_command(
     Names are as in the module's own state_dict. The export needs as much memory as the module.
     """
     from slurmtrain.cli.tables import byte_progress
-    from slurmtrain.ops.export import ExportRequest, export
-    from slurmtrain.ops.register import export_registered
+    from slurmtrain.ops.export import ExportRequest, export, export_registered
     from slurmtrain.ops.shared.find import find
 
     [run_id], _ = find(workspace, [run], ask_slurm=False)

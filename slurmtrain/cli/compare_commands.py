@@ -71,7 +71,7 @@ def compare_command(
         raise click.UsageError("--baseline takes --performance")
     if performance and (metrics or by or over or larger is not None):
         raise click.UsageError("--performance excludes --metrics, --by, --over, --max and --min")
-    from slurmtrain.ops.query.compare import compare
+    from slurmtrain.ops.query.compare import put_side_by_side
     from slurmtrain.ops.query.select import Question
     from slurmtrain.ops.shared.observe import observe
 
@@ -81,7 +81,7 @@ def compare_command(
     question = Question(names=names, namesakes=len(names) == 1, where=where, over=over, for_programs=True)
     if performance:
         return _compare_performance(workspace, observed.runs, question, baseline, as_csv=as_csv, as_json=as_json)
-    answer = compare(workspace, observed.runs, question, metrics, by, larger)
+    answer = put_side_by_side(workspace, observed.runs, question, metrics, by, larger)
     output.warn(answer.notes)
     if as_json:
         output.print_json(answer.to_json())

@@ -86,12 +86,12 @@ def status_command(
 
 
 def _look(workspace: Workspace, question: Question) -> Selection:
-    from slurmtrain.ops.query.select import select
+    from slurmtrain.ops.query.select import select_runs
     from slurmtrain.ops.shared.observe import observe
 
     observed = observe(workspace)
     output.warn_about(observed)
-    selection = select(workspace, observed.runs, question)
+    selection = select_runs(workspace, observed.runs, question)
     output.warn(selection.notes)
     return selection
 

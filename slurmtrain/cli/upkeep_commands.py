@@ -13,7 +13,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.inherited import current_directory
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.deletion.delete import Deletable
+    from slurmtrain.ops.delete import Deletable
 
 
 @options.command("delete 'test-*'", "delete @last --forget")
@@ -28,7 +28,7 @@ def delete_command(workspace: Workspace, names: tuple[str, ...], forget: bool, y
     What was written of it for CSV, TensorBoard and W&B goes, too. What its script wrote elsewhere stays, and so does
     what servers have. Exits with 1 if something could not be deleted.
     """
-    from slurmtrain.ops.deletion.delete import delete, find_deletable
+    from slurmtrain.ops.delete import delete, find_deletable
 
     runs = find_deletable(workspace, names, forget=forget)
     if runs and not yes:
@@ -132,7 +132,7 @@ def clean_command(workspace: Workspace, older_than: int, dry_run: bool, yes: boo
     checkpoints, journals, metrics and plans of all runs: 'status' and 'show' say the same before and after. Exits with
     1 if something could not be removed.
     """
-    from slurmtrain.ops.deletion.clean import KINDS, ON_REQUEST, find_removable, remove
+    from slurmtrain.ops.clean import KINDS, ON_REQUEST, find_removable, remove
 
     chosen = {kind for kind, is_chosen in kinds.items() if is_chosen} or KINDS.keys() - ON_REQUEST
     cleaned = find_removable(workspace, chosen, older_than)
@@ -254,7 +254,7 @@ def rebuild_command(workspace: Workspace, as_json: bool) -> int:
     A damaged file is kept next to it as registry.db.damaged, and one that is not a registry as registry.db.old.
     """
     from slurmtrain.cli.tables import count_progress
-    from slurmtrain.ops.rebuild import rebuild
+    from slurmtrain.ops.registries import rebuild
 
     with count_progress("runs") as show:
         observed = rebuild(workspace, show)
@@ -281,7 +281,7 @@ def copy_command(workspace: Workspace, source: str, target: str, as_json: bool) 
     gets all that FROM has, also what was sent to trackers, or nothing; it is refused if it has runs that FROM does not
     have. Set 'registry' to TO afterwards.
     """
-    from slurmtrain.ops.copy_registry import copy_registry
+    from slurmtrain.ops.registries import copy_registry
 
     copied = copy_registry(workspace, source, target, current_directory())
     if as_json:

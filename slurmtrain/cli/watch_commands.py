@@ -18,8 +18,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run
-    from slurmtrain.ops.watch.lock import WatchHolder
-    from slurmtrain.ops.watch.report import WatchEvent
+    from slurmtrain.ops.watch import WatchEvent, WatchHolder
     from slurmtrain.registry.rows import Listed
 
 _INTERRUPTED = 130
@@ -39,7 +38,7 @@ def watch_command(workspace: Workspace, every: float, once: bool, as_json: bool)
     runs, it says which and exits with 0.
     """
     from slurmtrain.ops.shared.interrupt import StopSignal
-    from slurmtrain.ops.watch.loop import watch, watch_once
+    from slurmtrain.ops.watch import watch, watch_once
 
     problems: list[str] = []
 
@@ -278,7 +277,7 @@ def wait_for_runs(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool
     Returns:
         The exit code: 0 if all runs completed, else 1.
     """
-    from slurmtrain.ops.wait import wait
+    from slurmtrain.ops.watch import wait
 
     workspace = workspace.looking_again()
     try:

@@ -90,11 +90,15 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
         RunNotFound: there is no trace of a run.
         SlurmDown: scancel failed; ``sync`` tries again.
     """
-    loaded = _load(workspace, run_ids)
+    loaded = _load_runs(workspace, run_ids)
     unreadable = {run_id: run for run_id, run in loaded.items() if run.unreadable and not _is_deleted(workspace, run)}
     runs = {run_id: run for run_id, run in loaded.items() if run_id not in unreadable}
     for run in runs.values():
-        _check_reachable(run)
+        # Of an attempt that has ended nothing is left, wherever it was.
+        over = run.ended or (run.newest is not None and run.newest.ended)
+        if not over and run.executor == "local" and alive(run) is None:
+            hosts = ", ".join(sorted({process.host for process in _processes(run)}))
+            raise RunBusy(f"run {run.id} is on {hosts}, whose processes cannot be reached from here; cancel it there")
     unrecorded = {run_id: _DELETED for run_id in run_ids if run_id not in loaded}
     for run in runs.values():
         # A rank that ignores signals may outlive its attempt, and its children may outlive a killed agent.
@@ -118,7 +122,7 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
         run_ids: the runs.
         force: kill at once.
     """
-    deleted = {run_id: run for run_id, run in _load(workspace, run_ids).items() if _is_deleted(workspace, run)}
+    deleted = {run_id: run for run_id, run in _load_runs(workspace, run_ids).items() if _is_deleted(workspace, run)}
     runs = end_unrecorded(workspace, deleted, dict.fromkeys(deleted, _DELETED), force=force)
     runs |= _end(workspace, [run_id for run_id in run_ids if run_id not in deleted], force=force)
     # What agents that were killed themselves could not end. On a cluster Slurm does that.
@@ -128,28 +132,28 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
 
 
 def _end(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[str, Run]:
-    runs = _load(workspace, run_ids)
+    runs = _load_runs(workspace, run_ids)
     under_way = [run for run in runs.values() if not run.ended]
     for run in under_way:
         # If the job is started again nevertheless, its agents see that the run is over, and end at once. A full disk
         # only takes this precaution away, and agents also end if they cannot read the lease.
         with suppress(OSError, PathError):
             lease.close(workspace.root.run(run.id), None, "cancelled")
-    _ask_processes(under_way)
+    for run in _local(under_way):
+        # The first process is submitit's controller, which passes the signal to starting agents.
+        for process in _processes(run):
+            process.send(signal.SIGTERM)
     _ask_slurm(workspace, under_way, force=force)
-    # A job that does not exist yet will not end while somebody waits for it.
-    jobs = [run.id for run in under_way if not _is_being_started(workspace, run)]
-    if not jobs:
-        return runs
-    return {**runs, **_wait_for_ends(workspace, jobs, force=force)}
-
-
-def _is_being_started(workspace: Workspace, run: Run) -> bool:
-    """Whether another command is just submitting the run: it holds the lock, and has not journaled a job."""
-    if run.newest is not None and run.newest.handed_over:
-        return False
-    with locked(workspace.root.run(run.id).lock, wait=False) as lock:
-        return lock is None
+    jobs = []
+    for run in under_way:
+        if run.newest is not None and run.newest.handed_over:
+            jobs.append(run.id)
+            continue
+        # Another command with the lock is just submitting it: a job that does not exist yet will not end meanwhile.
+        with locked(workspace.root.run(run.id).lock, wait=False) as lock:
+            if lock is not None:
+                jobs.append(run.id)
+    return {**runs, **_wait_for_ends(workspace, jobs, force=force)} if jobs else runs
 
 
 def _wait_for_ends(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[str, Run]:
@@ -162,32 +166,20 @@ def _wait_for_ends(workspace: Workspace, run_ids: Sequence[str], *, force: bool)
         runs = _wait(workspace, run_ids, until=time.monotonic() + 1.0)
     if all(run.ended or run.executor == "local" for run in runs.values()):
         return runs
-    return _wait_for_slurm(workspace, run_ids)
-
-
-def _wait_for_slurm(workspace: Workspace, run_ids: Sequence[str]) -> dict[str, Run]:
-    """Ask Slurm until all runs have ended or some time has passed: only Slurm knows the end of a job without agents."""
+    # Only Slurm knows the end of a job without agents.
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while True:
-        runs = _load(workspace, run_ids, ask_slurm=True)
+        runs = _load_runs(workspace, run_ids, ask_slurm=True)
         if time.monotonic() >= deadline or all(run.ended for run in runs.values()):
             return runs
         time.sleep(_KILL_POLL_S)
         workspace.scheduler.forget()
 
 
-def _load(workspace: Workspace, run_ids: Collection[str], *, ask_slurm: bool = False) -> dict[str, Run]:
+def _load_runs(workspace: Workspace, run_ids: Collection[str], *, ask_slurm: bool = False) -> dict[str, Run]:
     observe(workspace, run_ids, ask_slurm=ask_slurm)
     loaded = workspace.store.load_all(run_ids)
     return {run_id: loaded[run_id] for run_id in run_ids if run_id in loaded}
-
-
-def _check_reachable(run: Run) -> None:
-    # Of an attempt that has ended nothing is left, wherever it was.
-    over = run.ended or (run.newest is not None and run.newest.ended)
-    if not over and run.executor == "local" and alive(run) is None:
-        hosts = ", ".join(sorted({process.host for process in _processes(run)}))
-        raise RunBusy(f"run {run.id} is on {hosts}, whose processes cannot be reached from here; cancel it there")
 
 
 def _is_deleted(workspace: Workspace, run: Run) -> bool:
@@ -203,7 +195,7 @@ def _request(workspace: Workspace, run_id: str) -> str:
     if not workspace.root.run(run_id).path.exists():
         return _DELETED
     try:
-        _journal_request(workspace, run_id)
+        request_end(workspace, run_id)
     except UntrustedPath:
         raise
     except (OSError, PathError) as error:
@@ -215,22 +207,18 @@ def _request(workspace: Workspace, run_id: str) -> str:
     return ""
 
 
-def request_end(workspace: Workspace, run_id: str, reason: str) -> None:
+def request_end(workspace: Workspace, run_id: str, reason: str | None = None) -> None:
     """Journal that a run is to end, as a person does who cancels it.
 
     Args:
         workspace: where the run is.
         run_id: the run.
-        reason: why, as a phrase.
+        reason: why, as a phrase, if no person asks for it.
 
     Raises:
         PathError: that cannot be journaled.
         OSError: likewise.
     """
-    _journal_request(workspace, run_id, reason)
-
-
-def _journal_request(workspace: Workspace, run_id: str, reason: str | None = None) -> None:
     directory = workspace.root.run(run_id)
     with ExitStack() as locks:
         try:
@@ -243,7 +231,7 @@ def _journal_request(workspace: Workspace, run_id: str, reason: str | None = Non
                 "'slurmtrain sync'"
             )
         # Under the lock, after reading the run again: one that has just ended by itself must not count as cancelled.
-        if not _load(workspace, [run_id])[run_id].ended:
+        if not _load_runs(workspace, [run_id])[run_id].ended:
             with workspace.journal(directory, "cancel") as journal:
                 journal.write(CancelRequested(reason=reason))
 
@@ -254,13 +242,6 @@ def _local(runs: Collection[Run]) -> list[Run]:
 
 def _processes(run: Run) -> list[Process]:
     return [Process.from_dict(process) for process in run.newest.processes] if run.newest else []
-
-
-def _ask_processes(runs: Sequence[Run]) -> None:
-    """Send SIGTERM to the agents. The first process is submitit's controller, which passes it to starting agents."""
-    for run in _local(runs):
-        for process in _processes(run):
-            process.send(signal.SIGTERM)
 
 
 def _kill_processes(run: Run) -> None:
@@ -296,7 +277,7 @@ def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> Non
 def _wait(workspace: Workspace, run_ids: Sequence[str], *, until: float) -> dict[str, Run]:
     """Wait, by the journals alone, until active runs have ended and their processes are gone. Slurm is asked later."""
     while True:
-        runs = _load(workspace, run_ids)
+        runs = _load_runs(workspace, run_ids)
         active = [run for run in runs.values() if _is_active(run)]
         if time.monotonic() >= until or not active:
             return runs
@@ -335,56 +316,44 @@ def end_unrecorded(
     on_slurm = [
         run_id for run_id, run in runs.items() if run_id not in ended and (run is None or run.executor == "slurm")
     ]
-    jobs = _cancel_jobs(workspace, {run_id: runs[run_id] for run_id in on_slurm}, force=force)
-    for run_id in on_slurm:
-        if runs[run_id] is None and not jobs.get(run_id):
-            raise RunNotFound(f"there is no run {run_id!r} here, and no job or process of it")
-    live = _wait_for_jobs(workspace, jobs)
-    outcomes = {run_id: _outcome(run_id, run, why[run_id], live.get(run_id, ())) for run_id, run in runs.items()}
-    _note_deleted(workspace, [run_id for run_id in outcomes if outcomes[run_id].ended])
-    return outcomes
-
-
-def _note_deleted(workspace: Workspace, run_ids: Sequence[str]) -> None:
-    """Note in the registry that runs without a directory have ended: no journal will ever say so."""
-    deleted = [run_id for run_id in run_ids if not workspace.root.run(run_id).path.exists()]
+    live = _end_jobs(workspace, {run_id: runs[run_id] for run_id in on_slurm}, force=force)
+    outcomes = {}
+    for run_id, run in runs.items():
+        jobs = live.get(run_id, ())
+        before = run or Run(id=run_id, name="", state="running", reason="", executor="slurm" if jobs else "local")
+        reason = f"its job was ended; {why[run_id]}"
+        if jobs:
+            reason = f"job {', '.join(jobs)} was cancelled, but has not ended yet; {why[run_id]}"
+        outcomes[run_id] = replace(before, state=before.state if jobs else "cancelled", reason=reason)
+    # For runs without a directory no journal will ever say that they have ended.
+    deleted = [run_id for run_id, run in outcomes.items() if run.ended and not workspace.root.run(run_id).path.exists()]
     if deleted:
         now = time.time()
         workspace.store.write(lambda transaction: transaction.set_cancelled(deleted, now))
+    return outcomes
 
 
-def _outcome(run_id: str, run: Run | None, why: str, live: Collection[str]) -> Run:
-    """The run as it is now. ``live``: its jobs that have not ended."""
-    before = run or Run(id=run_id, name="", state="running", reason="", executor="slurm" if live else "local")
-    if live:
-        return replace(before, reason=f"job {', '.join(live)} was cancelled, but has not ended yet; {why}")
-    return replace(before, state="cancelled", reason=f"its job was ended; {why}")
+def _end_jobs(workspace: Workspace, runs: Mapping[str, Run | None], *, force: bool) -> dict[str, list[str]]:
+    """Cancel the jobs of these runs, and wait for their ends; returns each run's jobs that have not ended.
 
-
-# --- Slurm ------------------------------------------------------------------------------------------------------------
-
-
-def _cancel_jobs(workspace: Workspace, runs: Mapping[str, Run | None], *, force: bool) -> dict[str, list[str]]:
-    """Cancel the jobs of these runs, and return each run's jobs that had not ended. Raises SlurmDown."""
-    if not runs or (not is_installed("squeue") and not any(runs.values())):
-        return {}
-    jobs = {
-        run_id: live_jobs(workspace, run_id, run)
-        for run_id, run in runs.items()
-        if run is None or not is_needed_by_others(workspace, run)
-    }
-    ids = [job_id for of_run in jobs.values() for job_id in of_run]
-    if ids:
-        workspace.scheduler.cancel(ids, force=force)
-    return jobs
-
-
-def _wait_for_jobs(workspace: Workspace, jobs: Mapping[str, Collection[str]]) -> dict[str, list[str]]:
-    """Wait for cancelled jobs to end; returns the jobs that have not."""
+    Raises RunNotFound, SlurmDown.
+    """
+    jobs: dict[str, list[str]] = {}
+    if runs and (is_installed("squeue") or any(runs.values())):
+        jobs = {
+            run_id: live_jobs(workspace, run_id, run)
+            for run_id, run in runs.items()
+            if run is None or not is_needed_by_others(workspace, run)
+        }
+        if ids := [job_id for of_run in jobs.values() for job_id in of_run]:
+            workspace.scheduler.cancel(ids, force=force)
+    for run_id, run in runs.items():
+        if run is None and not jobs.get(run_id):
+            raise RunNotFound(f"there is no run {run_id!r} here, and no job or process of it")
     deadline = time.monotonic() + PATIENCE_S
     while any(jobs.values()):
         queue = workspace.scheduler.queue()
-        live = {
+        jobs = {
             run_id: [
                 job_id
                 for job_id in of_run
@@ -392,14 +361,11 @@ def _wait_for_jobs(workspace: Workspace, jobs: Mapping[str, Collection[str]]) ->
             ]
             for run_id, of_run in jobs.items()
         }
-        if not any(live.values()) or time.monotonic() > deadline:
-            return live
+        if not any(jobs.values()) or time.monotonic() > deadline:
+            break
         time.sleep(_KILL_POLL_S)
         workspace.scheduler.forget()
-    return {}
-
-
-# --- this machine -----------------------------------------------------------------------------------------------------
+    return jobs
 
 
 def _end_processes(directory: RunDir, run: Run | None, *, force: bool) -> bool:

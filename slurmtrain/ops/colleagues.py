@@ -6,6 +6,7 @@ nothing of them enters this user's registry. Each of their files must belong to 
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -53,9 +54,12 @@ def runs_of_colleagues(workspace: Workspace) -> tuple[list[dict[str, Any]], list
     notes: list[str] = []
     for colleague in _colleagues(workspace, notes):
         theirs = Workspace(replace(workspace.config, runs=colleague.root.path))
-        for run in _runs(colleague, notes):
+        for run in _run_directories(colleague, notes):
             try:
-                runs.append({"user": colleague.name, **run_json(theirs, _read(run, colleague))})
+                read = read_run_of(run, colleague.check, _MOST_JOURNAL_BYTES)
+                row = run_row(read, settled=False, scanned=(), revision=0)
+                listed = Listed(dict(zip(RUNS.columns, row, strict=True)))
+                runs.append({"user": colleague.name, **run_json(theirs, listed)})
             except RunUnreadable as error:
                 notes.append(f"run {run.id} of {colleague.name} cannot be read: {error}")
     return runs, notes
@@ -70,7 +74,10 @@ def _colleagues(workspace: Workspace, notes: list[str]) -> Iterator[Colleague]:
         notes.append(f"the runs root {shared_root} cannot be read: {describe_os_error(error)}")
         return
     for entry in entries:
-        if entry.name.startswith(".") or Path(entry.path) == workspace.root.path or not _is_directory(entry):
+        is_directory = False
+        with contextlib.suppress(OSError):
+            is_directory = entry.is_dir(follow_symlinks=False)
+        if entry.name.startswith(".") or Path(entry.path) == workspace.root.path or not is_directory:
             continue
         uid = entry.stat(follow_symlinks=False).st_uid
         if user_name(uid) == entry.name:
@@ -79,14 +86,7 @@ def _colleagues(workspace: Workspace, notes: list[str]) -> Iterator[Colleague]:
             notes.append(f"{entry.path} is not shown: it belongs to {user_name(uid)}, and is named after somebody else")
 
 
-def _is_directory(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir(follow_symlinks=False)
-    except OSError:
-        return False
-
-
-def _runs(colleague: Colleague, notes: list[str]) -> list[RunDir]:
+def _run_directories(colleague: Colleague, notes: list[str]) -> list[RunDir]:
     try:
         handle = open_directory(colleague.root.path, check=colleague.check)
         try:
@@ -94,16 +94,7 @@ def _runs(colleague: Colleague, notes: list[str]) -> list[RunDir]:
         finally:
             os.close(handle)
     except (UntrustedPath, OSError) as error:
-        notes.append(f"the runs of {colleague.name} cannot be read: {_describe(error)}")
+        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+        notes.append(f"the runs of {colleague.name} cannot be read: {why}")
         return []
     return [colleague.root.run(name) for name in sorted(names) if is_run_id(name)]
-
-
-def _read(run: RunDir, colleague: Colleague) -> Listed:
-    """A run as its journals have it. Raises RunUnreadable."""
-    row = run_row(read_run_of(run, colleague.check, _MOST_JOURNAL_BYTES), settled=False, scanned=(), revision=0)
-    return Listed(dict(zip(RUNS.columns, row, strict=True)))
-
-
-def _describe(error: Exception) -> str:
-    return describe_os_error(error) if isinstance(error, OSError) else str(error)

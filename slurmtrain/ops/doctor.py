@@ -79,7 +79,11 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     """
     from slurmtrain.slurm import outer_variables
 
-    plan = _plan(path, overrides) if path is not None else None
+    plan = None
+    if path is not None:
+        from slurmtrain.ops.submit import load
+
+        plan = load(path, overrides, ()).runs[0].plan
     name = plan.spec.name if plan else ""
     reach = outer_variables.notes_on_ranks([plan]) if plan is not None else []
     findings = [*torch_findings(), *(SiteFinding("ok", "environment", note) for note in reach)]
@@ -99,7 +103,7 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
         findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))
     job = _job_facts(workspace, plan, executor, site)
     # sbatch accepts a list of partitions, and the job starts in the one that can run it first.
-    names = site_limits.partition_names(plan, raw).split(",") if plan is not None else _usable(site)
+    names = site_limits.partition_names(plan, raw).split(",") if plan is not None else _partitions_of_user(site)
     all_partitions = list(site.partitions.values())
     outlooks = [
         make_outlook(site.cluster, site.partitions[name], all_partitions, site.qos, job)
@@ -139,12 +143,6 @@ def torch_findings() -> list[SiteFinding]:
     return []
 
 
-def _plan(path: Path, overrides: Sequence[str]) -> Plan:
-    from slurmtrain.ops.submit import load
-
-    return load(path, overrides, ()).runs[0].plan
-
-
 def _job_facts(workspace: Workspace, plan: Plan | None, executor: str, site: Site | None) -> JobFacts:
     """What the plan requests, and how long its last save took; without a plan, the defaults of a spec."""
     watched = is_watched(workspace.root)
@@ -181,25 +179,23 @@ def _default_qos(site: Site | None, account: object) -> str | None:
     return defaults.pop() or None if len(defaults) == 1 else None
 
 
-def _usable(site: Site) -> list[str]:
+def _partitions_of_user(site: Site) -> list[str]:
     """Partitions that this user may submit to."""
-    groups = [_group_name(number) for number in {os.getgid(), *os.getgroups()}]
+    groups = []
+    for number in {os.getgid(), *os.getgroups()}:
+        try:
+            groups.append(grp.getgrgid(number).gr_name)
+        except KeyError:
+            groups.append(str(number))
     accounts = None if site.associations is None else {association.account for association in site.associations}
     # Slurm lets root use any partition.
     root = os.getuid() == 0
     return [name for name, part in site.partitions.items() if may_use(part, groups, accounts, root=root)]
 
 
-def _group_name(number: int) -> str:
-    try:
-        return grp.getgrgid(number).gr_name
-    except KeyError:
-        return str(number)
-
-
 def is_watched(root: RunsRoot) -> bool:
     """Whether a ``watch`` restarts runs of this root. One on another machine counts, as it cannot be checked."""
-    from slurmtrain.ops.watch.lock import read_holder
+    from slurmtrain.ops.watch import read_holder
 
     holder = read_holder(root.watch_lock)
     # None: its process is on another machine, where nothing can be checked.

@@ -2,30 +2,33 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError, PathError, UserError
 from slurmtrain.model.run.run import Run
+from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, choose_own, find_own
+from slurmtrain.ops.shared.trackers import MLFLOW, targets_of
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import ShowProgress, verify_checkpoint
-from slurmtrain.runtime.checkpoint.checkpoint_files import Manifest, read_manifest
+from slurmtrain.runtime.checkpoint.checkpoint_files import Manifest, new_hasher, read_manifest
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, find_damage, find_modules, read_contents
 from slurmtrain.runtime.checkpoint.formats.untrusted_files import Contents, list_tree
 from slurmtrain.system.files import FILE_MODE, describe_os_error, fsync_directory, space_left
+from slurmtrain.system.locks import locked
 from slurmtrain.version import __version__
 
 # The most that a file needs in addition to its tensors: names, shapes and types.
 _HEADER_BYTES = 1 << 20
 # How many parts of a checkpoint an error lists.
 _SHOWN = 10
+_CHUNK = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,14 +100,14 @@ def export(workspace: Workspace, run_id: str, request: ExportRequest, show: Show
             previous one.
     """
     to = request.to.absolute()
-    write = _format_of(to)
+    if to.suffix not in (".safetensors", ".pt"):
+        raise UserError(f"{to.name!r} is neither a .safetensors nor a .pt file; the suffix of --to selects the format")
     _check_target(to, force=request.force)
     run = observe_run(workspace, run_id, ask_slurm=False)
     own = find_own(workspace.root.run(run_id), run)
-    source = _read_own(run, own, request) if own is not None else _read_published(workspace, run, request, show)
-    left_out = () if write is _write_pt else tuple(source.others)
-    with _new_file(to, force=request.force) as temporary:
-        write(temporary, source, run_id)
+    source = _read_published(workspace, run, request, show) if own is None else _read_own(run, own, request)
+    left_out = () if to.suffix == ".pt" else tuple(source.others)
+    _write_durably(to, source, run_id, force=request.force)
     return Exported(
         run=run,
         step=source.step,
@@ -129,7 +132,7 @@ def _read_published(workspace: Workspace, run: Run, request: ExportRequest, show
             f"the checkpoint of step {manifest.step} is not exported: {checked.reason}; 'slurmtrain verify {run.id}' "
             "shows which are good, and --step selects one"
         )
-    return _Source(directory, manifest.step, name, *_read(directory, manifest, name, request.to.absolute()))
+    return _Source(directory, manifest.step, name, *_read_module(directory, manifest, name, request.to.absolute()))
 
 
 def _read_own(run: Run, own: Sequence[ExternalCheckpoint], request: ExportRequest) -> _Source:
@@ -178,13 +181,6 @@ def _choose_own(checkpoint: ExternalCheckpoint, contents: Contents, name: str | 
 # --- checks before anything is read -----------------------------------------------------------------------------------
 
 
-def _format_of(to: Path) -> Callable[[Path, _Source, str], None]:
-    formats = {".safetensors": _write_safetensors, ".pt": _write_pt}
-    if to.suffix not in formats:
-        raise UserError(f"{to.name!r} is neither a .safetensors nor a .pt file; the suffix of --to selects the format")
-    return formats[to.suffix]
-
-
 def _check_target(to: Path, *, force: bool) -> None:
     if not to.parent.is_dir():
         raise PathError(f"there is no directory {to.parent} to write {to.name} to")
@@ -219,7 +215,7 @@ def _choose_module(path: Path, modules: Sequence[str], objects: Collection[str],
 # --- reading and writing ----------------------------------------------------------------------------------------------
 
 
-def _read(directory: Path, manifest: Manifest, name: str, to: Path) -> tuple[dict[str, Any], dict[str, Any]]:
+def _read_module(directory: Path, manifest: Manifest, name: str, to: Path) -> tuple[dict[str, Any], dict[str, Any]]:
     """A module's tensors and other values, all in memory. Raises CheckpointError, also for lack of space at ``to``."""
     # Imported here: torch takes a second to import, and a wrong command should fail faster than that.
     from torch.distributed.checkpoint.api import CheckpointException
@@ -254,12 +250,32 @@ def _check_room(to: Path, size: int) -> None:
         raise CheckpointError(f"{to} needs {size} bytes, and {free} are free in {to.parent}; choose another place")
 
 
-def _write_pt(path: Path, source: _Source, _run_id: str) -> None:
-    """A state_dict that ``torch.load(weights_only=True)`` accepts: the saver refuses any other state."""
-    import torch
+def _write_durably(to: Path, source: _Source, run_id: str, *, force: bool) -> None:
+    """Write a file next to ``to``, and rename it once it is durable. Only its owner can read it.
 
-    with path.open("wb") as file:
-        torch.save({**source.tensors, **source.others}, file)
+    Raises CheckpointError if that fails, UserError if ``to`` was created meanwhile.
+    """
+    temporary = to.with_name(f".{to.name}.{os.urandom(4).hex()}.tmp")
+    try:
+        # A new one: in a directory that others can write to, a file or link with this name may be theirs.
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
+        if to.suffix == ".pt":
+            import torch
+
+            # torch.load(weights_only=True) accepts it: the saver refuses any other state.
+            with temporary.open("wb") as file:
+                torch.save({**source.tensors, **source.others}, file)
+        else:
+            _write_safetensors(temporary, source, run_id)
+        with temporary.open("rb+") as file:
+            os.fsync(file.fileno())
+        _check_target(to, force=force)
+        temporary.replace(to)
+        fsync_directory(to.parent)
+    except OSError as error:
+        raise CheckpointError(f"{to} cannot be written: {describe_os_error(error)}") from error
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def _write_safetensors(path: Path, source: _Source, run_id: str) -> None:
@@ -276,23 +292,77 @@ def _write_safetensors(path: Path, source: _Source, run_id: str) -> None:
         raise OSError(str(error)) from error
 
 
-@contextlib.contextmanager
-def _new_file(to: Path, *, force: bool) -> Iterator[Path]:
-    """A file next to ``to`` to write to, renamed to it once durable. Only its owner can read it.
+# --- a model in the registry of MLflow --------------------------------------------------------------------------------
 
-    Raises CheckpointError if that fails, UserError if ``to`` was created meanwhile.
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A version of a model in the registry of an MLflow ``store``, with the file that was ``exported``."""
+
+    exported: Exported
+    name: str
+    version: str
+    store: str
+
+    @property
+    def uri(self) -> str:
+        """Its URI for MLflow's tools."""
+        return f"models:/{self.name}/{self.version}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``export --register --json`` prints."""
+        registered = {"name": self.name, "version": self.version, "uri": self.uri, "store": self.store}
+        return {**self.exported.to_dict(), "registered": registered}
+
+
+def export_registered(
+    workspace: Workspace, run_id: str, request: ExportRequest, name: str, show: ShowProgress = lambda *_: None
+) -> Registered:
+    """Export a model, and register the file in the MLflow store of its run.
+
+    Args:
+        workspace: Where the run is.
+        run_id: The run.
+        request: What to export, and where to.
+        name: The name of the model in the registry.
+        show: Called with the progress of verifying.
+
+    Raises:
+        UserError: The run is not shown in MLflow, or the request cannot be met.
+        CheckpointError: As :func:`export` does.
+        TrackingError: The store cannot be reached, or takes no models.
+        LockHeld: Another command sends for too long.
     """
-    temporary = to.with_name(f".{to.name}.{os.urandom(4).hex()}.tmp")
+    from slurmtrain.ops.shared.mirroring import RunSender, Trackers
+    from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
+
+    run = observe_run(workspace, run_id, ask_slurm=False)
+    plan = current_plan(workspace.root.run(run_id), run)
+    target = next((target for target in targets_of(workspace, plan) if target.name == MLFLOW), None)
+    if target is None:
+        raise UserError(f"run {run_id} is not shown in MLflow (tracking.mlflow.enabled is false in its spec)")
+    tracker = Trackers(workspace).open(target)
+    assert isinstance(tracker, MlflowTracker)
+    # Before a model is exported, which may take long.
+    with locked(workspace.root.tracking_lock):
+        mlflow_id = RunSender(workspace, run_id, plan).begin(tracker, target.name)
+    tracker.ensure_model(name)
+    exported = export(workspace, run_id, request, show)
     try:
-        # A new one: in a directory that others can write to, a file or link with this name may be theirs.
-        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, FILE_MODE))
-        yield temporary
-        with temporary.open("rb+") as file:
-            os.fsync(file.fileno())
-        _check_target(to, force=force)
-        temporary.replace(to)
-        fsync_directory(to.parent)
-    except OSError as error:
-        raise CheckpointError(f"{to} cannot be written: {describe_os_error(error)}") from error
-    finally:
-        temporary.unlink(missing_ok=True)
+        digest = str(read_manifest(exported.checkpoint).to_json()["xxh3_128"])
+    except CheckpointError:
+        # A checkpoint of the script itself has no manifest: the file stands for it.
+        hasher = new_hasher()
+        with exported.to.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                hasher.update(chunk)
+        digest = hasher.hexdigest()
+    tags = {
+        "slurmtrain.run_id": run_id,
+        "slurmtrain.step": str(exported.step),
+        "slurmtrain.object": exported.object,
+        "slurmtrain.checkpoint": str(exported.checkpoint),
+        "slurmtrain.format": exported.to.suffix,
+        "slurmtrain.hash": f"xxh3_128:{digest}",
+    }
+    return Registered(exported, name, tracker.register(mlflow_id, exported.to, name, tags), tracker.uri)

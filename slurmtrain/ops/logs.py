@@ -8,7 +8,7 @@ import os
 import re
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -77,9 +77,16 @@ class _Tail:
             if os.fstat(file.fileno()).st_mtime < since:
                 self._offset = size
                 return
-            noted = max((noted for at, noted in _noted_sizes(self.path) if at <= since), default=0)
+            place = 0
+            for path in self.path.parent.glob("sizes-*.jsonl"):
+                with contextlib.suppress(OSError, PathError), open_readable(path) as notes:
+                    for line in notes:
+                        with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
+                            note = json.loads(line)
+                            noted = int(note["sizes"][self.path.name])
+                            place = max(place, noted if float(note["t"]) <= since else 0)
             # In the middle of a line, if that was being written.
-            place = min(noted, size)
+            place = min(place, size)
             while place:
                 start = max(0, place - _CHUNK_BYTES)
                 file.seek(start)
@@ -101,6 +108,17 @@ class _Tail:
             # After a final line break there is one more, empty part.
             count = newest + (not lines[-1])
             self._offset = size - len(b"\n".join(lines[max(0, len(lines) - count) :]))
+
+    def read(self, choice: Choice, *, is_new: bool, last: bool) -> Iterator[Line]:
+        """What is new in the log; ``is_new``: of the whole log, only the newest lines that were asked for."""
+        if is_new and choice.since is not None:
+            self.skip_until(choice.since)
+        if not is_new or choice.newest is None:
+            return filter(choice.has, self.lines(last=last))
+        if choice.pattern is None and choice.since is None:
+            self.skip_to(choice.newest)
+            return self.lines(last=last)
+        return iter(deque(filter(choice.has, self.lines(last=last)), maxlen=choice.newest))
 
     def lines(self, *, last: bool) -> Iterator[Line]:
         """Complete lines; with ``last`` also a final one without a line break."""
@@ -152,7 +170,7 @@ class LogReader:
         self._tails |= new
         is_first, self._has_read = not self._has_read, True
         for path, tail in list(self._tails.items()):
-            yield from _read(tail, self._choice, is_new=path in new and is_first, last=last)
+            yield from tail.read(self._choice, is_new=path in new and is_first, last=last)
 
 
 def read_logs(
@@ -188,7 +206,13 @@ def read_logs(
         ended = run.ended or not follow
         yield from reader.read(run, last=ended)
         has_logs = reader.has_logs
-        if not has_logs and ended and choice.rank is not None and (run.ended or _has_logs(workspace, run, choice)):
+        of_any_rank = replace(choice, rank=None)
+        if (
+            not has_logs
+            and ended
+            and choice.rank is not None
+            and (run.ended or any(_tails(workspace, run, of_any_rank, follow=False, started=False)))
+        ):
             raise RunNotFound(
                 f"run {run_id} has no log of rank {choice.rank} alone; 'slurmtrain logs {run_id}' shows all there are"
             )
@@ -212,58 +236,30 @@ def log_paths(workspace: Workspace, run_id: str, choice: Choice) -> list[Path]:
     return [tail.path for tail in _tails(workspace, run, choice, follow=False, started=False)]
 
 
-def _has_logs(workspace: Workspace, run: Run, choice: Choice) -> bool:
-    return any(_tails(workspace, run, replace(choice, rank=None), follow=False, started=False))
-
-
 def _tails(workspace: Workspace, run: Run, choice: Choice, *, follow: bool, started: bool) -> Iterator[_Tail]:
-    for each in _choose(run, choice, follow=follow, started=started):
+    # Once following has started with the newest attempt, all later ones are included.
+    attempts = run.attempts if follow and started else run.attempts[-1:]
+    if choice.attempt is not None:
+        attempts = [each for each in run.attempts if each.number == choice.attempt]
+        if not attempts:
+            raise RunNotFound(f"run {run.id} has no attempt {choice.attempt}; it has {len(run.attempts)}")
+    elif choice.since is not None:
+        attempts = [each for each in run.attempts if each.ended_at is None or each.ended_at >= choice.since]
+    for each in attempts:
         directory = workspace.root.run(run.id).attempt(each.job_id, each.restart)
-        for path, origin in _files(directory, each, choice.rank):
+        for path, origin in _logs_of(directory, each, choice.rank):
             yield _Tail(path, each.number, origin)
 
 
-def _noted_sizes(log: Path) -> Iterator[tuple[float, int]]:
-    """How long a log was at what times, as far as an agent has noted it."""
-    for path in log.parent.glob("sizes-*.jsonl"):
-        with contextlib.suppress(OSError, PathError), open_readable(path) as file:
-            for line in file:
-                with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError, RecursionError):
-                    note = json.loads(line)
-                    yield float(note["t"]), int(note["sizes"][log.name])
-
-
-def _read(tail: _Tail, choice: Choice, *, is_new: bool, last: bool) -> Iterator[Line]:
-    """What is new in a log; ``is_new``: of the whole log, only the newest lines that were asked for."""
-    if is_new and choice.since is not None:
-        tail.skip_until(choice.since)
-    if not is_new or choice.newest is None:
-        return filter(choice.has, tail.lines(last=last))
-    if choice.pattern is None and choice.since is None:
-        tail.skip_to(choice.newest)
-        return tail.lines(last=last)
-    return iter(deque(filter(choice.has, tail.lines(last=last)), maxlen=choice.newest))
-
-
-def _choose(run: Run, choice: Choice, *, follow: bool, started: bool) -> Sequence[Attempt]:
-    """The attempts whose logs to read. Once following has ``started`` with the newest, all later ones are included."""
-    number, since = choice.attempt, choice.since
-    if number is None and since is not None:
-        return [attempt for attempt in run.attempts if attempt.ended_at is None or attempt.ended_at >= since]
-    if number is None:
-        return run.attempts if follow and started else run.attempts[-1:]
-    chosen = [attempt for attempt in run.attempts if attempt.number == number]
-    if not chosen:
-        raise RunNotFound(f"run {run.id} has no attempt {number}; it has {len(run.attempts)}")
-    return chosen
-
-
-def _files(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterator[tuple[Path, str]]:
+def _logs_of(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterator[tuple[Path, str]]:
     """The logs of the ranks, or of the commands that start them, and, if nothing was started, the agents' logs.
 
     ``rank``: only that rank's.
     """
-    logs = sorted(_numbered(directory.logs), key=lambda log: (_WRITERS.index(log[1].split()[0]), *log[1:]))
+    named = [(path, match) for path in directory.logs.glob("*.log") if (match := _LOG.fullmatch(path.name))]
+    # The kind of what has written a log, and its number: a rank's, or the node's.
+    logs = [(path, " ".join(filter(None, match.group(1, 2))), int(match[3])) for path, match in named]
+    logs.sort(key=lambda log: (_WRITERS.index(log[1].split()[0]), *log[1:]))
     for path, writer, number in logs:
         if rank is None or (writer, number) == ("rank", rank):
             yield path, f"{writer} {number}"
@@ -274,10 +270,3 @@ def _files(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterato
         for path in sorted(submission.submitit.glob("*_log.out")):
             # submitit names it JOB_TASK_log.out.
             yield path, f"agent {path.stem.split('_')[-2]}"
-
-
-def _numbered(folder: Path) -> Iterator[tuple[Path, str, int]]:
-    """The logs in a folder, with the kind of what has written them, and its number: a rank's, or the node's."""
-    for path in folder.glob("*.log"):
-        if match := _LOG.fullmatch(path.name):
-            yield path, " ".join(filter(None, match.group(1, 2))), int(match[3])

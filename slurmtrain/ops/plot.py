@@ -5,8 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import math
-from array import array
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,6 +40,12 @@ class Plotted:
     run: Run
     history: History
 
+    def since(self, metric: str) -> float:
+        """When the run first started; if that is unknown, when it logged a ``metric`` first."""
+        kept = self.history.curves[metric].kept
+        first = kept.times[0] if len(kept) else 0.0
+        return self.run.started_at if self.run.started_at is not None else first
+
 
 @dataclass(frozen=True, slots=True)
 class Subject:
@@ -66,12 +71,12 @@ def find_subject(workspace: Workspace, words: Sequence[str], metrics: Sequence[s
     """
     words, last = (words, None) if metrics or len(words) == 1 else (words[:-1], words[-1])
     ids, observed = find_all(workspace, words)
-    names = _names(workspace, ids)
+    names = _metric_names(workspace, ids)
     if last is not None and last not in names:
         with contextlib.suppress(RunNotFound):
             # Two runs without a metric: theirs are listed.
             ids, last = list(dict.fromkeys([*ids, choose(observed.runs.index, last)])), None
-            names = _names(workspace, ids)
+            names = _metric_names(workspace, ids)
     loaded = workspace.store.load_all(ids)
     runs = [loaded[run_id] for run_id in ids]
     for run in runs:
@@ -85,7 +90,7 @@ def find_subject(workspace: Workspace, words: Sequence[str], metrics: Sequence[s
     return Subject(runs, chosen, observed)
 
 
-def _names(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
+def _metric_names(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
     """The names of the metrics that these runs have logged."""
     runs = workspace.store.load_all(run_ids)
     return list(dict.fromkeys(name for run_id in run_ids for name in runs[run_id].metrics))
@@ -125,8 +130,24 @@ def read_plots(workspace: Workspace, subject: Subject, *, keep_superseded: bool)
 def chart_of(plotted: Sequence[Plotted], metric: str, view: View) -> Chart:
     """The chart of a ``metric`` in this ``view``, with the ``plotted`` runs that have it."""
     having = [each for each in plotted if metric in each.history.curves]
-    labels = _labels([each.run for each in having])
-    return make_chart(metric, [_series(each, metric, label) for each, label in zip(having, labels, strict=True)], view)
+    # Each run is told from the others by its name and params where they differ, and by its id where these do not.
+    names = differing([each.run.params for each in having])
+    has_names = len({each.run.name for each in having}) > 1 or not names
+    labels = [_label(each.run, names, has_name=has_names) for each in having]
+    series = []
+    for each, label in zip(having, labels, strict=True):
+        curve = each.history.curves[metric]
+        begun: dict[int, int] = {}
+        for attempt, step in zip(curve.kept.attempts, curve.kept.steps, strict=True):
+            begun.setdefault(attempt, step)
+        starts = [(start.first_step or begun.get(start.number), start.started_at) for start in each.run.attempts[1:]]
+        unique = label if labels.count(label) == 1 else f"{label} {each.run.id}"
+        series.append(Series(unique, curve, each.since(metric), starts))
+    return make_chart(metric, series, view)
+
+
+def _label(run: Run, params: Sequence[str], *, has_name: bool) -> str:
+    return " ".join(filter(None, [run.name * has_name, write_settings(run.params, params) if params else ""]))
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,7 +160,7 @@ class Repetitions:
     def mean(self, metric: str) -> MeanCurve:
         """The mean of a ``metric`` over the runs that have it."""
         having = [each for each in self.plotted if metric in each.history.curves]
-        return mean_curve([(each.history.curves[metric].kept, _since(each, metric)) for each in having])
+        return mean_curve([(each.history.curves[metric].kept, each.since(metric)) for each in having])
 
 
 def repetitions(plotted: Sequence[Plotted], over: Sequence[str]) -> list[Repetitions]:
@@ -160,13 +181,10 @@ def repetitions(plotted: Sequence[Plotted], over: Sequence[str]) -> list[Repetit
     for each in plotted:
         groups.setdefault((each.run.name, *repetition_key(each.run.params, shared)), []).append(each)
     has_names = len({each.run.name for each in plotted}) > 1 or not shared
-    return [Repetitions(runs, _label(runs, shared, has_name=has_names)) for runs in groups.values()]
-
-
-def _label(plotted: Sequence[Plotted], shared: Sequence[str], *, has_name: bool) -> str:
-    run = plotted[0].run
-    words = [run.name] * has_name + [write_settings(run.params, shared), f"(mean of {len(plotted)})"]
-    return " ".join(filter(None, words))
+    return [
+        Repetitions(runs, f"{_label(runs[0].run, shared, has_name=has_names)} (mean of {len(runs)})")
+        for runs in groups.values()
+    ]
 
 
 def chart_of_means(groups: Sequence[Repetitions], metric: str, view: View) -> Chart:
@@ -187,27 +205,20 @@ def means_json(groups: Sequence[Repetitions], metrics: Sequence[str], over: Sequ
         metrics: The names of the metrics.
         over: The params that may differ between runs of a group, with ``params.``.
     """
-    return {
-        "schema": SCHEMA,
-        "over": list(over),
-        "groups": [
-            {
-                "runs": [each.run.id for each in group.plotted],
-                "label": group.label,
-                "metrics": {name: _mean_columns(group.mean(name)) for name in metrics},
+    as_json = []
+    for group in groups:
+        columns = {}
+        for name in metrics:
+            curve = group.mean(name)
+            columns[name] = {
+                "step": list(curve.means.steps),
+                "count": curve.counts,
+                "mean": _finite_values(curve.means.values),
+                "min": _finite_values(curve.lows.values),
+                "max": _finite_values(curve.highs.values),
             }
-            for group in groups
-        ],
-    }
-
-
-def _mean_columns(curve: MeanCurve) -> dict[str, Any]:
-    columns = {"mean": curve.means, "min": curve.lows, "max": curve.highs}
-    return {
-        "step": list(curve.means.steps),
-        "count": curve.counts,
-        **{name: [_finite(value) for value in points.values] for name, points in columns.items()},
-    }
+        as_json.append({"runs": [each.run.id for each in group.plotted], "label": group.label, "metrics": columns})
+    return {"schema": SCHEMA, "over": list(over), "groups": as_json}
 
 
 def means_csv(groups: Sequence[Repetitions], metrics: Sequence[str]) -> Iterator[Sequence[str]]:
@@ -220,30 +231,6 @@ def means_csv(groups: Sequence[Repetitions], metrics: Sequence[str]) -> Iterator
             spreads = zip(curve.means.values, curve.lows.values, curve.highs.values, strict=True)
             for step, count, spread in zip(curve.means.steps, curve.counts, spreads, strict=True):
                 yield ids, name, str(step), str(count), *map(repr, spread)
-
-
-def _labels(runs: Sequence[Run]) -> list[str]:
-    """What tells each run from the others: its name and params where they differ, and its id where these do not."""
-    names = differing([run.params for run in runs])
-    has_names = len({run.name for run in runs}) > 1 or not names
-    texts = [" ".join([run.name] * has_names + [write_settings(run.params, names)] * bool(names)) for run in runs]
-    return [text if texts.count(text) == 1 else f"{text} {run.id}" for run, text in zip(runs, texts, strict=True)]
-
-
-def _series(plotted: Plotted, metric: str, label: str) -> Series:
-    run, curve = plotted.run, plotted.history.curves[metric]
-    begun: dict[int, int] = {}
-    for attempt, step in zip(curve.kept.attempts, curve.kept.steps, strict=True):
-        begun.setdefault(attempt, step)
-    starts = [(each.first_step or begun.get(each.number), each.started_at) for each in run.attempts[1:]]
-    return Series(label, curve, _since(plotted, metric), starts)
-
-
-def _since(plotted: Plotted, metric: str) -> float:
-    """When a run first started; if that is unknown, when it logged a ``metric`` first."""
-    kept = plotted.history.curves[metric].kept
-    first = kept.times[0] if len(kept) else 0.0
-    return plotted.run.started_at if plotted.run.started_at is not None else first
 
 
 def missing_metrics(plotted: Sequence[Plotted], metrics: Sequence[str]) -> list[str]:
@@ -261,7 +248,11 @@ def metrics_json(runs: Sequence[Run]) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "runs": [
-            {"id": run.id, "name": run.name, "metrics": {name: _finite(value) for name, value in run.metrics.items()}}
+            {
+                "id": run.id,
+                "name": run.name,
+                "metrics": {name: _finite_values([value])[0] for name, value in run.metrics.items()},
+            }
             for run in runs
         ],
     }
@@ -269,31 +260,38 @@ def metrics_json(runs: Sequence[Run]) -> dict[str, Any]:
 
 def points_json(plotted: Sequence[Plotted]) -> dict[str, Any]:
     """What ``plot RUN METRIC --json`` prints: points in columns, times in seconds since 1970."""
-    return {"schema": SCHEMA, "runs": [_run_json(each) for each in plotted]}
-
-
-def _run_json(plotted: Plotted) -> dict[str, Any]:
-    run = plotted.run
     return {
-        "id": run.id,
-        "name": run.name,
-        "params": dict(run.params),
-        "attempts": [
-            {"number": each.number, "first_step": each.first_step, "started_at": iso(each.started_at)}
-            for each in run.attempts
+        "schema": SCHEMA,
+        "runs": [
+            {
+                "id": run.id,
+                "name": run.name,
+                "params": dict(run.params),
+                "attempts": [
+                    {"number": each.number, "first_step": each.first_step, "started_at": iso(each.started_at)}
+                    for each in run.attempts
+                ],
+                "metrics": {
+                    name: {**_point_columns(curve.kept), "superseded": _point_columns(curve.superseded)}
+                    for name, curve in history.curves.items()
+                },
+            }
+            for run, history in ((each.run, each.history) for each in plotted)
         ],
-        "metrics": {
-            name: {**_columns(curve.kept), "superseded": _columns(curve.superseded)}
-            for name, curve in plotted.history.curves.items()
-        },
     }
 
 
-def _columns(points: Points) -> dict[str, Any]:
-    columns: Mapping[str, array[Any]] = {
-        "attempt": points.attempts, "step": points.steps, "time": points.times,
-    }  # fmt: skip
-    return {**{name: list(column) for name, column in columns.items()}, "value": [_finite(v) for v in points.values]}
+def _point_columns(points: Points) -> dict[str, Any]:
+    return {
+        "attempt": list(points.attempts),
+        "step": list(points.steps),
+        "time": list(points.times),
+        "value": _finite_values(points.values),
+    }
+
+
+def _finite_values(values: Iterable[float]) -> list[float | None]:
+    return [value if math.isfinite(value) else None for value in values]
 
 
 def points_csv(plotted: Sequence[Plotted]) -> Iterator[Sequence[str]]:
@@ -303,20 +301,8 @@ def points_csv(plotted: Sequence[Plotted]) -> Iterator[Sequence[str]]:
         for name, curve in each.history.curves.items():
             for points, superseded in ((curve.kept, "0"), (curve.superseded, "1")):
                 for attempt, step, time, value in points.rows():
-                    yield (
-                        each.run.id,
-                        each.run.name,
-                        name,
-                        str(attempt),
-                        str(step),
-                        f"{time:.4f}",
-                        repr(value),
-                        superseded,
-                    )
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None
+                    of_run = (each.run.id, each.run.name, name, str(attempt))
+                    yield *of_run, str(step), f"{time:.4f}", repr(value), superseded
 
 
 def write_picture(path: Path, charts: Sequence[Chart]) -> None:
@@ -327,28 +313,24 @@ def write_picture(path: Path, charts: Sequence[Chart]) -> None:
     Raises:
         UserError: The file cannot be written.
     """
-    content = _picture(charts, path.suffix.lower().removeprefix("."))
-    try:
-        path.write_bytes(content)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {describe_os_error(error)}") from error
-
-
-def _picture(charts: Sequence[Chart], suffix: str) -> bytes:
     from matplotlib import rc_context
     from matplotlib.figure import Figure
 
+    suffix = path.suffix.lower().removeprefix(".")
     file = io.BytesIO()
     # Text stays text in an SVG, and the same chart gives the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "slurmtrain"}):
         figure = Figure(figsize=(_WIDTH, _HEIGHT * len(charts)), layout="constrained")
         for number, chart in enumerate(charts):
-            _draw(chart, figure.add_subplot(len(charts), 1, number + 1))
+            _draw_chart(chart, figure.add_subplot(len(charts), 1, number + 1))
         figure.savefig(file, format=suffix, dpi=_DPI, metadata={"Date": None} if suffix == "svg" else None)
-    return file.getvalue()
+    try:
+        path.write_bytes(file.getvalue())
+    except OSError as error:
+        raise UserError(f"cannot write {path}: {describe_os_error(error)}") from error
 
 
-def _draw(chart: Chart, axes: object) -> None:
+def _draw_chart(chart: Chart, axes: object) -> None:
     from matplotlib.axes import Axes
 
     assert isinstance(axes, Axes)
@@ -359,11 +341,11 @@ def _draw(chart: Chart, axes: object) -> None:
         for index, line in enumerate(trace.lines):
             # A single point between gaps makes no line.
             marker = "o" if len(line) == 1 else None
-            label = _plain(trace.label) if not index else None
+            label = _visible_text(trace.label) if not index else None
             axes.plot(*zip(*line, strict=True), color=colour, marker=marker, label=label)
     for mark in chart.marks:
         axes.axvline(mark, color="grey", linestyle=":")
-    axes.set_title(_plain(chart.title))
+    axes.set_title(_visible_text(chart.title))
     axes.set_xlabel(chart.x_label)
     if chart.log:
         axes.yaxis.set_major_formatter(lambda value, _position: tick_text(10**value))
@@ -371,7 +353,7 @@ def _draw(chart: Chart, axes: object) -> None:
         axes.legend()
 
 
-def _plain(text: str) -> str:
+def _visible_text(text: str) -> str:
     """A text without formulas, which matplotlib finds between dollar signs, and without characters that XML forbids.
 
     A label that begins with an underscore would be left out of the legend.

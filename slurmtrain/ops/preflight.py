@@ -51,34 +51,23 @@ def submit_preflight(
         nodes = None if nodes is None else read_node_count(nodes)
     except ValueError as error:
         raise UserError(f"--nodes: {error}") from None
-    planned = _planned(path, overrides)
+    if path is not None:
+        # Of a sweep, the first run.
+        planned = load(path, overrides, ()).runs[0]
+    else:
+        template = {"name": NAME, "command": _command()}
+        plain = Spec(name=NAME, command=_command())
+        plan, _ = make_plan(plain, workdir=str(current_directory()), python=which_python(), template=template)
+        planned = replan(plan, overrides, read_options)
     if nodes is not None and planned.plan.spec.resources.components:
         raise UserError(
             f"--nodes {nodes} does not say of which of the 'resources.components' of {path}: leave it out to check the "
             "nodes of all, or change their 'nodes'"
         )
-    spec = _checks_only(planned.plan.spec, nodes)
-    plan, _ = make_plan(spec, workdir=planned.plan.workdir, python=planned.plan.python, template=write_spec(spec))
-    text = f"# slurmtrain preflight\n{json.dumps(plan.content, indent=1)}\n"
-    spec_file = SpecFile(text=text, runs=(PlannedRun(plan, planned.overrides, planned.secrets),))
-    [run_id], notes, _ = submit_spec(workspace, spec_file, executor=executor)
-    return run_id, notes
-
-
-def _planned(path: Path | None, overrides: Sequence[str]) -> PlannedRun:
-    """The run of a spec file (the first of a sweep); without a file, one with defaults."""
-    if path is not None:
-        return load(path, overrides, ()).runs[0]
-    spec = Spec(name=NAME, command=_command())
-    template = {"name": NAME, "command": _command()}
-    plan, _ = make_plan(spec, workdir=str(current_directory()), python=which_python(), template=template)
-    return replan(plan, overrides, read_options)
-
-
-def _checks_only(spec: Spec, nodes: int | None) -> Spec:
+    spec = planned.plan.spec
     resources = replace(spec.resources, time=min(spec.resources.time or _MAX_TIME_S, _MAX_TIME_S))
     # Everything that would outlive the checks is switched off: requeues, the node ledger, checkpoints, MLflow.
-    return replace(
+    spec = replace(
         spec,
         name=NAME,
         command=_command(),
@@ -91,6 +80,11 @@ def _checks_only(spec: Spec, nodes: int | None) -> Spec:
         tracking=TrackingSpec(mlflow=MlflowSpec(enabled=False)),
         code=CodeSpec(mode=NONE),
     )
+    plan, _ = make_plan(spec, workdir=planned.plan.workdir, python=planned.plan.python, template=write_spec(spec))
+    text = f"# slurmtrain preflight\n{json.dumps(plan.content, indent=1)}\n"
+    spec_file = SpecFile(text=text, runs=(PlannedRun(plan, planned.overrides, planned.secrets),))
+    [run_id], notes, _ = submit_spec(workspace, spec_file, executor=executor)
+    return run_id, notes
 
 
 def _command() -> str:

@@ -111,37 +111,34 @@ def prune(workspace: Workspace, run_id: str, *, dry: bool = False) -> Pruned:
     keep = current_plan(directory, run).spec.checkpoint.keep
     forks = find_forks(workspace, run_id)
     if dry:
-        leftovers = _leftovers(directory) if is_over(run) else []
+        leftovers = _leftovers(directory) if has_no_writer(run) else []
         return Pruned(run, True, forks, _disposable(directory, run, keep), leftovers)
     # While this is held, no command starts the next attempt. Without it, only the policy is applied.
     with locked(directory.lock, wait=False) as lock, workspace.journal(directory, "prune") as journal:
         run = observe_run(workspace, run_id, ask_slurm=False)
         pruned = Pruned(run, False, forks)
-        idle = lock is not None and is_over(run)
+        idle = lock is not None and has_no_writer(run)
         if idle:
-            _sweep(directory, pruned)
+            leftovers = _leftovers(directory)
+            checkpoint_files.sweep(directory.checkpoints, _NO_ATTEMPT)
+            pruned.leftovers = [leftover for leftover in leftovers if not leftover.path.exists()]
+            pruned.problems += [f"{each.path} cannot be deleted" for each in leftovers if each.path.exists()]
         for checkpoint in _disposable(directory, run, keep):
-            if _delete(checkpoint, pruned):
-                # Journaled after deleting: an event about a checkpoint that then cannot be deleted would stay forever.
-                # If this is killed here, _catch_up() adds the missing event next time.
-                path = checkpoint_files.relative_path(checkpoint.path)
-                _journal(journal, pruned, CheckpointPruned(path=path, step=checkpoint.step, why=checkpoint.why))
+            try:
+                checkpoint_files.delete_checkpoint(checkpoint.path)
+            except FileNotFoundError:
+                continue  # the run deleted it first, and journals that
+            except OSError as error:
+                pruned.problems.append(f"{checkpoint.path} cannot be deleted: {describe_os_error(error)}")
+                continue
+            pruned.checkpoints.append(checkpoint)
+            # Journaled after deleting: an event about a checkpoint that then cannot be deleted would stay forever.
+            # If this is killed here, _catch_up() adds the missing event next time.
+            path = checkpoint_files.relative_path(checkpoint.path)
+            _journal(journal, pruned, CheckpointPruned(path=path, step=checkpoint.step, why=checkpoint.why))
         if idle:
             _catch_up(directory, run, journal, pruned)
     return pruned
-
-
-def _delete(checkpoint: checkpoint_files.Disposable, pruned: Pruned) -> bool:
-    """Delete a checkpoint; returns False if that failed, or if the run itself deleted it meanwhile."""
-    try:
-        checkpoint_files.delete_checkpoint(checkpoint.path)
-    except FileNotFoundError:
-        return False  # the run deleted it first, and journals that
-    except OSError as error:
-        pruned.problems.append(f"{checkpoint.path} cannot be deleted: {describe_os_error(error)}")
-        return False
-    pruned.checkpoints.append(checkpoint)
-    return True
 
 
 def _journal(journal: Journal, pruned: Pruned, event: Payload) -> None:
@@ -167,48 +164,37 @@ def _disposable(directory: RunDir, run: Run, keep: KeepSpec) -> list[checkpoint_
         return disposable
     if not good:
         return []
-    kept = reasons_to_keep([Saved(step, metrics) for step, metrics in map(_step_and_metrics, good)], keep)
+    saved = []
+    for path in good:
+        step, metrics = checkpoint_step(path.name), dict[str, float]()
+        assert step is not None
+        with contextlib.suppress(CheckpointError):
+            metrics = dict(checkpoint_files.read_manifest(path).metrics)
+        saved.append(Saved(step, metrics))
+    kept = reasons_to_keep(saved, keep)
     return [each for each in disposable if each.step not in kept or checkpoint_step(each.path.name) is None]
 
 
-def _step_and_metrics(path: Path) -> tuple[int, Mapping[str, float]]:
-    step = checkpoint_step(path.name)
-    assert step is not None
-    with contextlib.suppress(CheckpointError):
-        return step, checkpoint_files.read_manifest(path).metrics
-    return step, {}
-
-
-def is_over(run: Run) -> bool:
+def has_no_writer(run: Run) -> bool:
     """Whether no process of the run can write any more."""
     if run.executor == "local":
         return run.idle and alive(run) is False
     return run.idle and (run.newest is None or run.newest.settled)
 
 
-def _sweep(directory: RunDir, pruned: Pruned) -> None:
-    pruned.leftovers = _leftovers(directory)
-    checkpoint_files.sweep(directory.checkpoints, _NO_ATTEMPT)
-    for leftover in [leftover for leftover in pruned.leftovers if leftover.path.exists()]:
-        pruned.leftovers.remove(leftover)
-        pruned.problems.append(f"{leftover.path} cannot be deleted")
-
-
 def _leftovers(directory: RunDir) -> list[Leftover]:
     """What ``checkpoint_files.sweep`` removes or completes while no attempt is active."""
+    leftovers = []
     with contextlib.suppress(OSError):
-        entries = [
-            entry for entry in os.scandir(directory.checkpoints) if entry.name.startswith(".") and entry.is_dir()
-        ]
-        return [_leftover(directory, entry.name) for entry in sorted(entries, key=lambda entry: entry.name)]
-    return []
-
-
-def _leftover(directory: RunDir, name: str) -> Leftover:
-    path, step = directory.checkpoints / name, staged_step(name)
-    whole = step is not None and (path / MANIFEST).exists()
-    complete = whole and step is not None and not (directory.checkpoints / checkpoint_name(step)).exists()
-    return Leftover(path, checkpoint_files.bytes_of(path), complete)
+        for path in sorted(Path(entry) for entry in os.scandir(directory.checkpoints) if entry.is_dir()):
+            if path.name.startswith("."):
+                step = staged_step(path.name)
+                is_whole = (path / MANIFEST).exists()
+                complete = (
+                    step is not None and is_whole and not (directory.checkpoints / checkpoint_name(step)).exists()
+                )
+                leftovers.append(Leftover(path, checkpoint_files.bytes_of(path), complete))
+    return leftovers
 
 
 def _catch_up(directory: RunDir, run: Run, journal: Journal, pruned: Pruned) -> None:

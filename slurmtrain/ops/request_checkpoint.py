@@ -13,7 +13,7 @@ from slurmtrain.model.run.events.base import AnyEvent, Payload, select
 from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved, SaveFailed
 from slurmtrain.model.run.events.command_events import SaveRequested
 from slurmtrain.model.run.events.rank_events import SessionStarted, StateRegistered, TrainingStarted
-from slurmtrain.model.run.layout import RunDir, attempt_of
+from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.readable_checkpoints import refuse_external
@@ -73,21 +73,7 @@ def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
     """
     directory = workspace.root.run(run_id)
     run = observe_run(workspace, run_id, ask_slurm=True)
-    attempt = _check_trains(workspace, directory, run)
-    before = frozenset(_save_events(workspace, run_id))
-    request = SaveRequest(run_id, secrets.token_hex(8), attempt.key, run.step or 0, before)
-    try:
-        with workspace.journal(directory, "checkpoint") as journal:
-            journal.write(SaveRequested(request=request.id, by=person()))
-        write_json(directory.request, {"request": request.id, "t": time.time()})
-    except OSError as error:
-        problem = describe_os_error(error)
-        raise PathError(f"cannot write to {directory.path}: {problem}; ask as the run's owner") from error
-    return request
-
-
-def _check_trains(workspace: Workspace, directory: RunDir, run: Run) -> Attempt:
-    """The attempt to ask. Rank 0 checks for requests once its script has registered what to save."""
+    # Rank 0 checks for requests once its script has registered what to save.
     refuse_external(
         directory,
         run,
@@ -110,7 +96,16 @@ def _check_trains(workspace: Workspace, directory: RunDir, run: Run) -> Attempt:
         raise NotAvailable(
             f"the script of run {run.id} has registered nothing to save so far: it does so with run.checkpoint()"
         )
-    return newest
+    before = frozenset(_save_events(workspace, run_id))
+    request = SaveRequest(run_id, secrets.token_hex(8), newest.key, run.step or 0, before)
+    try:
+        with workspace.journal(directory, "checkpoint") as journal:
+            journal.write(SaveRequested(request=request.id, by=person()))
+        write_json(directory.request, {"request": request.id, "t": time.time()})
+    except OSError as error:
+        problem = describe_os_error(error)
+        raise PathError(f"cannot write to {directory.path}: {problem}; ask as the run's owner") from error
+    return request
 
 
 def _has_journaled(workspace: Workspace, run_id: str, attempt: Attempt, cls: type[Payload]) -> bool:
@@ -138,9 +133,11 @@ def wait_for_checkpoint(workspace: Workspace, request: SaveRequest, timeout_s: f
     while True:
         # The file first, then the journals: a later request replaces this one, and the save that fulfils both names
         # only the later one.
-        ids |= _current_request(workspace.root.run(request.run_id))
+        with contextlib.suppress(PathError):
+            current = read_json(workspace.root.run(request.run_id).request) or {}
+            ids |= {str(current["request"])} if current.get("request") else set()
         run = observe_run(workspace, request.run_id, ask_slurm=False)
-        outcome = _outcome(workspace, run, request, ids)
+        outcome = _outcome_so_far(workspace, run, request, ids)
         if outcome is not None:
             return outcome
         left = deadline - time.monotonic()
@@ -149,14 +146,7 @@ def wait_for_checkpoint(workspace: Workspace, request: SaveRequest, timeout_s: f
         time.sleep(min(_POLL_S, left))
 
 
-def _current_request(directory: RunDir) -> set[str]:
-    """The request that the run will see when it next checks: the last one, which replaced any earlier ones."""
-    with contextlib.suppress(PathError):
-        return {str(request)} if (request := (read_json(directory.request) or {}).get("request")) else set()
-    return set()
-
-
-def _outcome(workspace: Workspace, run: Run, request: SaveRequest, ids: set[str]) -> RequestOutcome | None:
+def _outcome_so_far(workspace: Workspace, run: Run, request: SaveRequest, ids: set[str]) -> RequestOutcome | None:
     """What became of a request that a save may name by any of these ids; None while it is pending."""
     new = [event for place, event in _save_events(workspace, run.id).items() if place not in request.before]
     own = [event for event in new if attempt_of(event.source) == request.attempt]
@@ -164,24 +154,21 @@ def _outcome(workspace: Workspace, run: Run, request: SaveRequest, ids: set[str]
     for event in events:
         payload = event.payload
         if isinstance(payload, CheckpointSaved) and payload.request in ids:
-            return RequestOutcome("saved", _checkpoint(run, payload, event.time))
+            return RequestOutcome("saved", _saved_checkpoint(run, payload, event.time))
         if isinstance(payload, SaveFailed) and payload.request in ids:
             return RequestOutcome("failed", reason=str(payload.reason))
     newest = run.newest
     if newest is not None and newest.key == request.attempt and run.state == "running":
         return None
     late = [event for event in select(events, CheckpointSaved) if (event.payload.step or 0) >= request.step]
-    checkpoint = _checkpoint(run, late[-1].payload, late[-1].time) if late else None
-    return RequestOutcome("ended", checkpoint, _describe_end(run))
-
-
-def _describe_end(run: Run) -> str:
+    checkpoint = _saved_checkpoint(run, late[-1].payload, late[-1].time) if late else None
+    reason = f"run {run.id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else "")
     if not run.ended:
-        return f"the attempt of run {run.id} that was asked has ended, and the run is {run.state}"
-    return f"run {run.id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else "")
+        reason = f"the attempt of run {run.id} that was asked has ended, and the run is {run.state}"
+    return RequestOutcome("ended", checkpoint, reason)
 
 
-def _checkpoint(run: Run, saved: CheckpointSaved, time: float) -> Checkpoint | None:
+def _saved_checkpoint(run: Run, saved: CheckpointSaved, time: float) -> Checkpoint | None:
     """The checkpoint that a save in the ``run`` made, journaled at ``time`` (seconds since 1970)."""
     key = (saved.path, time if saved.saved_at is None else saved.saved_at)
     return next((each for each in run.checkpoints if (each.path, each.saved_at) == key), None)

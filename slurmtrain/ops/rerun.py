@@ -53,6 +53,22 @@ class _Original:
     created: RunCreated
     plan: Plan
 
+    @classmethod
+    def load(cls, workspace: Workspace, run_id: str) -> _Original:
+        """A run of the workspace. Raises RunBusy, RunUnreadable, PathError."""
+        run = workspace.store.load(run_id)
+        created = [event.payload for event in workspace.store.events(run_id, RunCreated)]
+        if run is None or not created:
+            raise RunBusy(f"run {run_id} has only just been created; try again in a moment")
+        check_readable(run)
+        directory = workspace.root.run(run_id)
+        return cls(directory, run, created[0], current_plan(directory, run))
+
+    @property
+    def later_overrides(self) -> list[str]:
+        """The overrides with which the run was resumed: its newest attempt had all of them."""
+        return list(dict.fromkeys(override for attempt in self.run.attempts for override in attempt.overrides))
+
 
 def rerun(
     workspace: Workspace,
@@ -95,13 +111,15 @@ def plan_again(
         PathError: A plan, or a snapshot of code, is missing or damaged.
         SpecError: An override is wrong.
     """
-    originals = [_original(workspace, run_id) for run_id in _choose(workspace, name)]
+    if is_pattern(name):
+        raise UserError(f"{name!r} is a pattern; name a run, or the id of a sweep")
+    originals = [_Original.load(workspace, run_id) for run_id in find_all(workspace, [name])[0]]
     first = originals[0]
-    notes = [*_on_plan(first), *_on_software(first)]
+    notes = list(_differences(first))
     codes: dict[tuple[str, str], CodeSnapshot | None] = {}
     runs = []
     for original in originals:
-        planned = _plan(original, overrides)
+        planned = _planned_again(original, overrides)
         plan = planned.plan
         # The runs of a sweep mostly share it.
         key = (plan.workdir, plan.code.hash if plan.code is not None else "")
@@ -112,33 +130,16 @@ def plan_again(
         runs.append(replace(planned, plan=plan.with_code(codes[key])))
     file = Path(first.created.spec_file) if first.created.spec_file else None
     spec = SpecFile(
-        text=_text(first.directory),
+        text=_written_spec(first.directory),
         runs=tuple(runs),
         path=file,
         parallel=first.created.parallel if len(runs) > 1 else None,
-        pack=_pack(first.created, runs),
+        pack=_pack_again(first.created, runs),
     )
     return Repetition(spec, first.run.executor, list(dict.fromkeys(notes)))
 
 
-def _choose(workspace: Workspace, name: str) -> list[str]:
-    if is_pattern(name):
-        raise UserError(f"{name!r} is a pattern; name a run, or the id of a sweep")
-    ids, _ = find_all(workspace, [name])
-    return ids
-
-
-def _original(workspace: Workspace, run_id: str) -> _Original:
-    run = workspace.store.load(run_id)
-    created = [event.payload for event in workspace.store.events(run_id, RunCreated)]
-    if run is None or not created:
-        raise RunBusy(f"run {run_id} has only just been created; try again in a moment")
-    check_readable(run)
-    directory = workspace.root.run(run_id)
-    return _Original(directory, run, created[0], current_plan(directory, run))
-
-
-def _plan(original: _Original, overrides: Sequence[str]) -> PlannedRun:
+def _planned_again(original: _Original, overrides: Sequence[str]) -> PlannedRun:
     """The plan of a run that is the same again, with overrides."""
     plan = original.plan
     if not Path(plan.python).exists():
@@ -148,7 +149,7 @@ def _plan(original: _Original, overrides: Sequence[str]) -> PlannedRun:
     takes_code = plan.code is None and _changes(overrides, "code")
     return replace(
         planned,
-        overrides=(*original.created.overrides, *_later_overrides(original.run), *planned.overrides),
+        overrides=(*original.created.overrides, *original.later_overrides, *planned.overrides),
         varies=original.created.varies,
         parents=(Parent(original.run.id, RERUN),),
         upstreams={} if _changes(overrides, "after") else ids_by_name(read_upstreams(original.directory)),
@@ -162,7 +163,7 @@ def _changes(overrides: Sequence[str], section: str) -> bool:
     return any(key.partition(".")[0] == section for key in keys)
 
 
-def _pack(created: RunCreated, runs: Sequence[PlannedRun]) -> Pack | None:
+def _pack_again(created: RunCreated, runs: Sequence[PlannedRun]) -> Pack | None:
     """How the new runs share jobs, as the old ones did. Raises UserError if overrides make that impossible."""
     pack = Pack.from_dict(created.pack) if created.pack is not None else None
     if pack is None or len(runs) < pack.runs:
@@ -172,11 +173,6 @@ def _pack(created: RunCreated, runs: Sequence[PlannedRun]) -> Pack | None:
     if problem:
         raise UserError(f"the runs were packed, {pack.runs} in a job, which is not possible now: {problem}")
     return pack
-
-
-def _later_overrides(run: Run) -> list[str]:
-    """The overrides with which the run was resumed: its newest attempt had all of them."""
-    return list(dict.fromkeys(override for attempt in run.attempts for override in attempt.overrides))
 
 
 def _with_code(workspace: Workspace, original: _Original, plan: Plan, *, code_of_now: bool) -> tuple[Plan, list[str]]:
@@ -201,17 +197,13 @@ def _with_code(workspace: Workspace, original: _Original, plan: Plan, *, code_of
     return plan, [f"run {run_id} had no snapshot of its code, which may differ: {revisions}"]
 
 
-def _on_plan(original: _Original) -> Iterator[str]:
-    later = _later_overrides(original.run)
-    if later:
-        yield f"as run {original.run.id} was resumed last, with {' '.join(later)}"
-    if original.plan.spec.seed is None:
-        yield f"run {original.run.id} has no 'seed': random numbers repeat only if its script seeds them"
-
-
-def _on_software(original: _Original) -> Iterator[str]:
-    """How Python and its packages differ from what the run was submitted with: a line for each kind."""
+def _differences(original: _Original) -> Iterator[str]:
+    """How new runs will differ from an earlier one: its overrides, its seed, and Python with its packages."""
     python, run_id = original.plan.python, original.run.id
+    if original.later_overrides:
+        yield f"as run {run_id} was resumed last, with {' '.join(original.later_overrides)}"
+    if original.plan.spec.seed is None:
+        yield f"run {run_id} has no 'seed': random numbers repeat only if its script seeds them"
     if not Path(python).exists():
         yield f"the Python of run {run_id}, {python}, is gone: this takes {which_python()}"
         python = which_python()
@@ -227,7 +219,7 @@ def _on_software(original: _Original) -> Iterator[str]:
         yield f"other packages than run {run_id} had: {changes_in_words(changes['packages'])}"
 
 
-def _text(directory: RunDir) -> str:
+def _written_spec(directory: RunDir) -> str:
     """The spec as written, without the overrides, which its copy lists at its end."""
     try:
         text = read_checked(directory.spec).decode(errors="replace")

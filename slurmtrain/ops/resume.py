@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmtrain.errors import (
+    CheckpointError,
     LockHeld,
     NoCheckpoint,
     NotAvailable,
@@ -85,24 +86,31 @@ def resume(
     [run_id], _ = find(workspace, [name])
     directory = workspace.root.run(run_id)
     # Not waited for: the holder is about to start the run, or to end it, and this would be a second start.
-    with _locked_now(directory) as lock, contextlib.ExitStack() as locks:
+    with contextlib.ExitStack() as locks:
+        try:
+            lock = locks.enter_context(locked(directory.lock, limit_s=0.0))
+        except LockHeld as error:
+            raise RunBusy(
+                f"another command is at work on run {run_id}: its lock is {error.holder}; try again in a moment"
+            ) from error
+        assert lock is not None
         held = HeldRun(directory, lock, cancels(directory))
         run = observe_run(workspace, run_id, ask_slurm=True)
         observe_upstreams(workspace, directory)
         _check_state(run, overrides, goes_back=from_start or step is not None)
         if step is not None:
             _check_step(workspace, directory, run, step)
-        attempt = replace(_next_attempt(workspace, held, run, overrides, _deadline()), from_start=from_start)
+        attempt = replace(
+            _next_attempt(workspace, held, run, overrides, time.monotonic() + _EXIT_S), from_start=from_start
+        )
         _check_next(workspace, run, attempt, locks)
         notes: list[str] = []
         if code_of_now:
             newer, notes = with_code_of_now(workspace, directory, attempt.plan)
             attempt = replace(attempt, plan=newer)
         # After everything that can be checked first: a refused resume must leave the checkpoints where they are.
-        if from_start:
-            _put_checkpoints_aside(workspace, directory, run)
-        elif step is not None:
-            _put_later_aside(workspace, directory, run, step)
+        if from_start or step is not None:
+            _put_aside(workspace, directory, run, step)
         notes += start(workspace, [attempt], command="resume")
     return run_id, [*notes, *_dependents_to_resume(workspace, [run_id])]
 
@@ -126,12 +134,14 @@ def _next_attempt(
     """
     after_oom = after_oom_overrides(run, overrides)
     planned = replan(current_plan(held.directory, run), [*after_oom, *overrides], read_options)
-    _wait_for_exits(run, deadline)
+    # An attempt journals its end a moment before its processes exit.
+    while alive(run):
+        if time.monotonic() > deadline:
+            raise RunBusy(
+                f"processes of the last attempt of run {run.id} still run; 'slurmtrain cancel {run.id}' ends them"
+            )
+        time.sleep(0.05)
     return next_attempt(workspace, held, run, planned)
-
-
-def _deadline() -> float:
-    return time.monotonic() + _EXIT_S
 
 
 def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: contextlib.ExitStack) -> None:
@@ -140,12 +150,15 @@ def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: cont
     if problem := upstream_problem(workspace, directory):
         raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")
     claim_name(workspace, plan.spec, run.id, locks)
-    if not attempt.from_start and _may_have_trained(directory, run):
+    # A run that still waited for others has not begun, whatever ended it.
+    has_begun = directory.upstream_facts.exists() or not directory.upstreams.exists()
+    trained = has_begun and any(attempt.cause not in (EARLY, UPSTREAM) for attempt in run.attempts)
+    if not attempt.from_start and trained:
         check_checkpoint(directory, run, plan)
     check_executor(workspace, run.executor, [plan])
     check_trackers([plan])
     if attempt.from_start:
-        _check_own(directory, run, plan)
+        _refuse_own_checkpoints(directory, run, plan)
 
 
 def _dependents_to_resume(workspace: Workspace, run_ids: Collection[str]) -> list[str]:
@@ -154,27 +167,6 @@ def _dependents_to_resume(workspace: Workspace, run_ids: Collection[str]) -> lis
     ended = [run for run in workspace.store.load_all(waiting).values() if run.newest and run.newest.cause == UPSTREAM]
     notes = [f"run {run.id} ({run.name}) had ended because of it: 'slurmtrain resume {run.id}' too" for run in ended]
     return [*notes[:_NAMED], f"and {len(notes) - _NAMED} more"] if len(notes) > _NAMED else notes
-
-
-def _may_have_trained(directory: RunDir, run: Run) -> bool:
-    """Whether a run has begun, as far as is known: one that still waited for others has not, whatever ended it."""
-    if directory.upstreams.exists() and not directory.upstream_facts.exists():
-        return False
-    return any(attempt.cause not in (EARLY, UPSTREAM) for attempt in run.attempts)
-
-
-@contextlib.contextmanager
-def _locked_now(directory: RunDir) -> Iterator[int]:
-    """Hold the run's lock. Raises RunBusy, which names the holder, if another command has it."""
-    with contextlib.ExitStack() as stack:
-        try:
-            lock = stack.enter_context(locked(directory.lock, limit_s=0.0))
-        except LockHeld as error:
-            raise RunBusy(
-                f"another command is at work on run {directory.id}: its lock is {error.holder}; try again in a moment"
-            ) from error
-        assert lock is not None
-        yield lock
 
 
 def _check_state(run: Run, overrides: Sequence[str], *, goes_back: bool) -> None:
@@ -215,7 +207,7 @@ def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
         raise NoCheckpoint(f"run {run.id} has no checkpoint to continue from; {again}")
 
 
-def _check_own(directory: RunDir, run: Run, plan: Plan) -> None:
+def _refuse_own_checkpoints(directory: RunDir, run: Run, plan: Plan) -> None:
     """Refuse to start over a script that would find its earlier checkpoints. Raises UserError."""
     if plan.spec.checkpoint.format != OWN:
         return
@@ -234,85 +226,57 @@ def _check_own(directory: RunDir, run: Run, plan: Plan) -> None:
         )
 
 
-def _wait_for_exits(run: Run, deadline: float) -> None:
-    """Wait until all processes of a run are gone: an attempt journals its end a moment before they exit.
-
-    Raises RunBusy if they still run at the ``deadline``, by the monotonic clock.
-    """
-    while alive(run):
-        if time.monotonic() > deadline:
-            raise RunBusy(
-                f"processes of the last attempt of run {run.id} still run; 'slurmtrain cancel {run.id}' ends them"
-            )
-        time.sleep(0.05)
-
-
 def _check_step(workspace: Workspace, directory: RunDir, run: Run, step: int) -> None:
     """Raise NoCheckpoint if there is no checkpoint of a ``step`` to go on from, or a damaged one; NotAvailable."""
     from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, refuse_external
-    from slurmtrain.runtime.checkpoint.checkpoint_files import relative_path
+    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest, relative_path, verify_files
 
     refuse_external(directory, run, f"move those after step {step} away, then 'slurmtrain resume {run.id}'")
     [chosen] = choose_checkpoints(workspace, run, step, to="continue from")
     bad = {each.path for each in run.on_disk if not each.complete}
-    problem = "'slurmtrain verify' found it damaged" if relative_path(chosen) in bad else _damage(chosen)
+    problem = "'slurmtrain verify' found it damaged" if relative_path(chosen) in bad else ""
+    try:
+        # Only sizes: ranks compare the hashes.
+        manifest = read_manifest(chosen)
+        verify_files(chosen, manifest, manifest.files, hashes=False)
+    except CheckpointError as error:
+        problem = problem or str(error)
     if problem:
         raise NoCheckpoint(f"run {run.id} cannot go on from step {step}: {problem}")
 
 
-def _damage(checkpoint: Path) -> str:
-    """What is wrong with the sizes of a checkpoint's files; empty if nothing is. Ranks compare their hashes."""
-    from slurmtrain.errors import CheckpointError
-    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest, verify_files
-
-    try:
-        manifest = read_manifest(checkpoint)
-        verify_files(checkpoint, manifest, manifest.files, hashes=False)
-    except CheckpointError as error:
-        return str(error)
-    return ""
-
-
-def _put_later_aside(workspace: Workspace, directory: RunDir, run: Run, step: int) -> None:
-    """Move checkpoints aside that are later than the ``step`` to go on from.
+def _put_aside(workspace: Workspace, directory: RunDir, run: Run, step: int | None) -> None:
+    """Move checkpoints aside that the next attempt must not find: what is later than a ``step``; None: all.
 
     Call it once no process of the run is left, and :func:`check_checkpoint` has published what was complete: a
     checkpoint whose publisher was killed before the rename is a later one, too.
     """
     from slurmtrain.runtime.checkpoint.checkpoint_files import published, relative_path
 
-    later = [path for path in published(directory.checkpoints) if (checkpoint_step(path.name) or 0) > step]
-    if not later:
+    aside = directory.path / f"checkpoints.before-attempt-{len(run.attempts) + 1}"
+    if step is None:
+        moved = {each.path: each.step for each in run.on_disk} if any(directory.checkpoints.glob("*")) else None
+        why = "the run starts over"
+    else:
+        later = [path for path in published(directory.checkpoints) if (checkpoint_step(path.name) or 0) > step]
+        moved = {relative_path(path): checkpoint_step(path.name) for path in later} or None
+        why = f"the run goes on from step {step}"
+    if moved is None:
         return
-    aside = make_directory(_aside(directory, run), private=True)
+    if step is None and aside.exists():
+        raise UserError(f"{aside} exists already; move it away and try again")
     # Journaled first, and the newest moved first: if this is killed in between, the run goes on from the newest one
     # then, and the next observation of the disk reverts the events of checkpoints that were not moved.
     with workspace.journal(directory, "resume") as journal:
-        for path in later:
-            why = f"the run goes on from step {step}"
-            journal.write(CheckpointPruned(path=relative_path(path), step=checkpoint_step(path.name), why=why))
-    for path in later:
-        path.rename(aside / path.name)
-
-
-def _aside(directory: RunDir, run: Run) -> Path:
-    """Where checkpoints are moved that the next attempt must not find."""
-    return directory.path / f"checkpoints.before-attempt-{len(run.attempts) + 1}"
-
-
-def _put_checkpoints_aside(workspace: Workspace, directory: RunDir, run: Run) -> None:
-    if not any(directory.checkpoints.glob("*")):
+        for path, of_step in moved.items():
+            journal.write(CheckpointPruned(path=path, step=of_step, why=why))
+    if step is None:
+        directory.checkpoints.rename(aside)
+        make_directory(directory.checkpoints, private=True)
         return
-    aside = _aside(directory, run)
-    if aside.exists():
-        raise UserError(f"{aside} exists already; move it away and try again")
-    # Journaled first: if this is killed before the rename, the next observation of the disk reverts these events.
-    with workspace.journal(directory, "resume") as journal:
-        for checkpoint in run.on_disk:
-            why = "the run starts over"
-            journal.write(CheckpointPruned(path=checkpoint.path, step=checkpoint.step, why=why))
-    directory.checkpoints.rename(aside)
-    make_directory(directory.checkpoints, private=True)
+    make_directory(aside, private=True)
+    for path in moved:
+        (directory.path / path).rename(aside / Path(path).name)
 
 
 # --- all that have failed --------------------------------------------------------------------------------------------
@@ -343,20 +307,15 @@ def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool =
     refuse_others(workspace, observed, names)
     runs = observed.runs.fetch(choose_all(observed.runs.index, names))
     states = (*_FAILED, "cancelled") if cancelled else _FAILED
-    pruned = _pruned(
-        workspace, [run_id for run_id, listed in runs.items() if cancelled and listed.state == "cancelled"]
-    )
+    ended = [run_id for run_id, listed in runs.items() if cancelled and listed.state == "cancelled"]
+    cancels_of = workspace.store.events_of(ended, CancelRequested) if ended else {}
+    # Only a search gives a reason.
+    pruned = {run_id for run_id, events in cancels_of.items() if any(event.payload.reason for event in events)}
     failed = [run_id for run_id, listed in runs.items() if listed.state in states and run_id not in pruned]
     if not failed:
         counts = count_states([listed.state for listed in runs.values()])
         raise RunBusy(f"none of the runs of {', '.join(names)} has failed: {counts}")
     return failed
-
-
-def _pruned(workspace: Workspace, run_ids: Sequence[str]) -> set[str]:
-    """The cancelled runs among these that a search has ended."""
-    ends = workspace.store.events_of(run_ids, CancelRequested) if run_ids else {}
-    return {run_id for run_id, events in ends.items() if any(event.payload.reason for event in events)}
 
 
 def resume_failed(workspace: Workspace, run_ids: Sequence[str], overrides: Sequence[str] = ()) -> Resumed:
@@ -378,150 +337,138 @@ def resume_failed(workspace: Workspace, run_ids: Sequence[str], overrides: Seque
     """
     make_room(len(run_ids))
     with contextlib.ExitStack() as locks:
-        notes: list[str] = []
-        problems: list[str] = []
-        attempts = _next_attempts(workspace, run_ids, overrides, locks, (notes, problems))
-        if not attempts and problems:
-            raise SubmitFailed("; ".join([*problems, *notes]), [])
+        starting = _Restarts(workspace)
+        attempts = starting.plan(run_ids, overrides, locks)
+        if not attempts and starting.problems:
+            raise SubmitFailed("; ".join([*starting.problems, *starting.notes]), [])
         if not attempts:
-            raise RunBusy("; ".join(notes))
-        resumed = _start_all(workspace, attempts, notes, problems)
-    return replace(resumed, notes=[*resumed.notes, *_dependents_to_resume(workspace, resumed.run_ids)])
+            raise RunBusy("; ".join(starting.notes))
+        started = starting.start(attempts)
+    notes = [*starting.notes, *_dependents_to_resume(workspace, started)]
+    return Resumed(sorted(started), notes, starting.problems)
 
 
-def _next_attempts(
-    workspace: Workspace,
-    run_ids: Sequence[str],
-    overrides: Sequence[str],
-    locks: contextlib.ExitStack,
-    messages: tuple[list[str], list[str]],
-) -> list[NewAttempt]:
-    """What to start: the next attempt of each run that can be locked, and is still over.
+class _Restarts:
+    """The next attempts of several runs. ``notes``: for the user; ``problems``: why runs are not started."""
 
-    Args:
-        workspace: where they are.
-        run_ids: the runs.
-        overrides: of all of them.
-        locks: receives their locks.
-        messages: receives notes on what is left out, and problems of runs that cannot be started.
-    """
-    notes, problems = messages
-    held: list[HeldRun] = []
-    for run_id in run_ids:
-        directory = workspace.root.run(run_id)
-        lock = locks.enter_context(locked(directory.lock, wait=False)) if directory.path.exists() else None
-        if lock is None:
-            notes.append(f"run {run_id}: another command is at work on it; left as it is")
-        else:
-            held.append(HeldRun(directory, lock, cancels(directory)))
-    # Again, now that nothing else starts them.
-    observe(workspace, [each.id for each in held], ask_slurm=False)
-    runs = workspace.store.load_all([each.id for each in held])
-    attempts, fresh, names = [], [], dict[str, str]()
-    deadline = _deadline()
-    for each in held:
-        run = runs.get(each.id)
-        if run is None or run.unreadable or not run.ended or run.deleted_at is not None:
-            notes.append(f"run {each.id} is not one to resume any more; left as it is")
-            continue
-        if problem := upstream_problem(workspace, each.directory):
-            notes.append(f"run {each.id} cannot start: {problem}; left as it is")
-            continue
-        try:
-            attempt = _next_attempt(workspace, each, run, overrides, deadline)
-            claim_name(workspace, attempt.plan.spec, run.id, locks, names)
+    def __init__(self, workspace: Workspace) -> None:
+        self._workspace = workspace
+        self.notes: list[str] = []
+        self.problems: list[str] = []
+
+    def plan(self, run_ids: Sequence[str], overrides: Sequence[str], locks: contextlib.ExitStack) -> list[NewAttempt]:
+        """The next attempt of each run that can be locked, is still over, and can be started.
+
+        Args:
+            run_ids: the runs.
+            overrides: of all of them.
+            locks: receives their locks.
+        """
+        workspace = self._workspace
+        held: list[HeldRun] = []
+        for run_id in run_ids:
+            directory = workspace.root.run(run_id)
+            lock = locks.enter_context(locked(directory.lock, wait=False)) if directory.path.exists() else None
+            if lock is None:
+                self.notes.append(f"run {run_id}: another command is at work on it; left as it is")
+            else:
+                held.append(HeldRun(directory, lock, cancels(directory)))
+        # Again, now that nothing else starts them.
+        observe(workspace, [each.id for each in held], ask_slurm=False)
+        runs = workspace.store.load_all([each.id for each in held])
+        attempts, fresh, names = [], [], dict[str, str]()
+        deadline = time.monotonic() + _EXIT_S
+        for each in held:
+            run = runs.get(each.id)
+            if run is None or run.unreadable or not run.ended or run.deleted_at is not None:
+                self.notes.append(f"run {each.id} is not one to resume any more; left as it is")
+                continue
+            if problem := upstream_problem(workspace, each.directory):
+                self.notes.append(f"run {each.id} cannot start: {problem}; left as it is")
+                continue
             try:
-                check_checkpoint(each.directory, run, attempt.plan)
-            except NoCheckpoint:
-                fresh.append(run.id)
-        except (PathError, RunBusy, NotAvailable) as error:
-            problems.append(_problem([run.id], error))
-            continue
-        attempts.append(attempt)
-    attempts = _startable(workspace, attempts, problems)
-    check_trackers(each.plan for each in attempts)
-    if fresh:
-        notes.append(f"{len(fresh)} without a checkpoint begin again: {_some(fresh)}")
-    return attempts
-
-
-def _problem(run_ids: Sequence[str], error: SlurmtrainError) -> str:
-    return f"run {_some(run_ids)} cannot be started again: {error}"
-
-
-def _startable(workspace: Workspace, attempts: Sequence[NewAttempt], problems: list[str]) -> list[NewAttempt]:
-    """The attempts that their executor can start, in the same order. Raises LaunchError if Slurm does not answer.
-
-    Args:
-        workspace: provides the scheduler to ask.
-        attempts: what to start.
-        problems: receives why others cannot be.
-    """
-    refused: set[RunDir] = set()
-    for executor in sorted({each.executor for each in attempts}):
-        members = [each for each in attempts if each.executor == executor]
-        try:
-            check_executor(workspace, executor, [each.plan for each in members])
-        except (NotAvailable, RequestRefused):
-            for each in members:
+                attempt = _next_attempt(workspace, each, run, overrides, deadline)
+                claim_name(workspace, attempt.plan.spec, run.id, locks, names)
                 try:
-                    check_executor(workspace, executor, [each.plan])
-                except (NotAvailable, RequestRefused) as error:
-                    problems.append(_problem([each.run.id], error))
-                    refused.add(each.run)
-    return [each for each in attempts if each.run not in refused]
+                    check_checkpoint(each.directory, run, attempt.plan)
+                except NoCheckpoint:
+                    fresh.append(run.id)
+            except (PathError, RunBusy, NotAvailable) as error:
+                self._add_problem([run.id], error)
+                continue
+            attempts.append(attempt)
+        attempts = self._startable(attempts)
+        check_trackers(each.plan for each in attempts)
+        if fresh:
+            self.notes.append(f"{len(fresh)} without a checkpoint begin again: {_first_of(fresh)}")
+        return attempts
+
+    def _add_problem(self, run_ids: Sequence[str], error: SlurmtrainError) -> None:
+        self.problems.append(f"run {_first_of(run_ids)} cannot be started again: {error}")
+
+    def _startable(self, attempts: Sequence[NewAttempt]) -> list[NewAttempt]:
+        """The attempts that their executor can start. Raises LaunchError if Slurm does not answer."""
+        refused: set[RunDir] = set()
+        for executor in sorted({each.executor for each in attempts}):
+            members = [each for each in attempts if each.executor == executor]
+            try:
+                check_executor(self._workspace, executor, [each.plan for each in members])
+            except (NotAvailable, RequestRefused):
+                for each in members:
+                    try:
+                        check_executor(self._workspace, executor, [each.plan])
+                    except (NotAvailable, RequestRefused) as error:
+                        self._add_problem([each.run.id], error)
+                        refused.add(each.run)
+        return [each for each in attempts if each.run not in refused]
+
+    def start(self, attempts: Sequence[NewAttempt]) -> list[str]:
+        """Start attempts; returns their runs.
+
+        Each is started by itself if its run's last job is about to end: a job waits for one of the same name.
+
+        Args:
+            attempts: what to start.
+
+        Raises:
+            LaunchError, RequestRefused: nothing was started.
+            SubmitFailed: Slurm did not take the jobs of some, and was not asked for the jobs after them.
+        """
+        alone: list[NewAttempt] = []
+        together: list[NewAttempt] = []
+        for each in attempts:
+            if each.executor == "slurm":
+                # The last job of the run is still in Slurm's queue, or nobody can say.
+                before, queue = each.predecessor, self._workspace.scheduler.queue()
+                job = queue.job(before.path.name.rpartition(".")[0]) if before is not None else None
+                has_job = not queue.answered or (job is not None and not is_final(job.state))
+            (alone if each.executor != "slurm" or has_job else together).append(each)
+        groups = group_attempts(self._workspace, together)
+        run_ids: list[str] = []
+        failure: SlurmtrainError | None = None
+        for group, limit in [*groups, *(([each], SweepLimit()) for each in alone)]:
+            of_group = [each.run.id for each in group]
+            try:
+                self.notes += start(self._workspace, group, command="resume", at_once=limit.parallel, pack=limit.pack)
+            except RunCancelled as error:
+                self.notes.append(str(error))
+            except UserError as error:
+                failure = failure or error
+                self._add_problem(of_group, error)
+                continue
+            except SlurmtrainError as error:
+                if not run_ids:
+                    raise
+                why = f"{error}; started again: {_first_of(run_ids)}; the others are as they were"
+                raise SubmitFailed(why, run_ids) from error
+            run_ids.extend(of_group)
+        if failure is not None and not run_ids and len(self.problems) == 1:
+            raise failure
+        if not run_ids and self.problems:
+            raise SubmitFailed("; ".join([*self.problems, *self.notes]), [])
+        return run_ids
 
 
-def _start_all(workspace: Workspace, attempts: Sequence[NewAttempt], notes: list[str], problems: list[str]) -> Resumed:
-    """Start attempts, each by itself if its run's last job is about to end: a job waits for one of the same name.
-
-    Args:
-        workspace: where they are.
-        attempts: what to start.
-        notes: what the user is to know.
-        problems: why other runs are not started.
-
-    Raises:
-        LaunchError, RequestRefused: nothing was started.
-        SubmitFailed: Slurm did not take the jobs of some, and was not asked for the jobs after them.
-    """
-    alone: list[NewAttempt] = []
-    together: list[NewAttempt] = []
-    for each in attempts:
-        (alone if each.executor != "slurm" or _has_job(workspace, each) else together).append(each)
-    run_ids: list[str] = []
-    failure: SlurmtrainError | None = None
-    for group, limit in [*group_attempts(workspace, together), *(([each], SweepLimit()) for each in alone)]:
-        of_group = [each.run.id for each in group]
-        try:
-            notes += start(workspace, group, command="resume", at_once=limit.parallel, pack=limit.pack)
-        except RunCancelled as error:
-            notes.append(str(error))
-        except UserError as error:
-            failure = failure or error
-            problems.append(_problem(of_group, error))
-            continue
-        except SlurmtrainError as error:
-            if not run_ids:
-                raise
-            why = f"{error}; started again: {_some(run_ids)}; the others are as they were"
-            raise SubmitFailed(why, run_ids) from error
-        run_ids.extend(of_group)
-    if failure is not None and not run_ids and len(problems) == 1:
-        raise failure
-    if not run_ids and problems:
-        raise SubmitFailed("; ".join([*problems, *notes]), [])
-    return Resumed(sorted(run_ids), notes, problems)
-
-
-def _has_job(workspace: Workspace, attempt: NewAttempt) -> bool:
-    """Whether the last job of a run is still in Slurm's queue, or nobody can say."""
-    before = attempt.predecessor
-    queue = workspace.scheduler.queue()
-    job = queue.job(before.path.name.rpartition(".")[0]) if before is not None else None
-    return not queue.answered or (job is not None and not is_final(job.state))
-
-
-def _some(run_ids: Sequence[str]) -> str:
+def _first_of(run_ids: Sequence[str]) -> str:
     """Ids, of very many the first."""
     return ", ".join(run_ids[:_NAMED]) + (f" and {len(run_ids) - _NAMED} more" if len(run_ids) > _NAMED else "")

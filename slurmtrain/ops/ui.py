@@ -38,10 +38,15 @@ class Page:
         return page_address(self.store, self.path) if is_server(self.store) else ""
 
 
-def mirror_new(workspace: Workspace) -> tuple[Observed, MirrorOutcome]:
-    """Observe all runs, and send what is new in them to their tracking stores."""
+def mirror_new(workspace: Workspace, *, wait: bool = True) -> tuple[Observed, MirrorOutcome]:
+    """Observe all runs, and send what is new in them to their tracking stores.
+
+    Args:
+        workspace: Where the runs are.
+        wait: Wait for another command that is sending; otherwise, nothing is sent then.
+    """
     observed = observe(workspace, ask_slurm=False)
-    return observed, mirror_runs(workspace, observed.runs.fetch(observed.runs.index))
+    return observed, mirror_runs(workspace, observed.runs.fetch(observed.runs.index), wait=wait)
 
 
 def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Page:
@@ -60,7 +65,7 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
     """
     from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
 
-    chosen = _choose(workspace, observed, name)
+    chosen = _runs_to_show(workspace, observed, name)
     sent = {run_id: of_run["mlflow"] for run_id, of_run in workspace.store.sent().items() if "mlflow" in of_run}
     listed = workspace.store.listed(chosen)
     ids = {run_id: listed[run_id].row["mlflow_run_id"] for run_id in chosen if run_id in sent}
@@ -77,7 +82,7 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
     return Page(store, runs_page(experiment, [ids[run] for run in chosen if ids.get(run) and sent[run].uri == store]))
 
 
-def _choose(workspace: Workspace, observed: Observed, name: str | None) -> Sequence[str]:
+def _runs_to_show(workspace: Workspace, observed: Observed, name: str | None) -> Sequence[str]:
     """The runs that a name refers to, oldest first: unlike elsewhere, to all runs of that name. Raises RunNotFound."""
     index = observed.runs.index
     if not index:
@@ -127,27 +132,22 @@ def keep_mirroring(workspace: Workspace, server: RunningServer, warn: Callable[[
             raise TrackingError(f"the MLflow server has ended: {server.last_line}")
         if time.monotonic() < due:
             continue
-        for problem in _mirror_again(workspace):
+        # A new workspace: the registry may have been rebuilt meanwhile.
+        again = Workspace(workspace.config)
+        try:
+            problems = mirror_new(again, wait=False)[1].problems
+        except SlurmtrainError as error:
+            problems = [str(error)]
+        except OSError as error:
+            problems = [f"{error.filename or workspace.root.path}: {describe_os_error(error)}"]
+        finally:
+            if "store" in vars(again):
+                again.store.close()
+        for problem in problems:
             if problem not in reported:
                 reported.add(problem)
                 warn(problem)
         due = time.monotonic() + EVERY_S
-
-
-def _mirror_again(workspace: Workspace) -> Sequence[str]:
-    """Send what is new, unless another command is sending; returns what went wrong."""
-    # A new workspace: the registry may have been rebuilt meanwhile.
-    again = Workspace(workspace.config)
-    try:
-        observed = observe(again, ask_slurm=False)
-        return mirror_runs(again, observed.runs.fetch(observed.runs.index), wait=False).problems
-    except SlurmtrainError as error:
-        return [str(error)]
-    except OSError as error:
-        return [f"{error.filename or workspace.root.path}: {describe_os_error(error)}"]
-    finally:
-        if "store" in vars(again):
-            again.store.close()
 
 
 def has_browser(environ: Mapping[str, str]) -> bool:

@@ -30,31 +30,27 @@ def describe_unmirrored(workspace: Workspace, runs: Iterable[Mapping[str, Any]])
     """
     behind = {str(run["id"]): run for run in runs if run.get("mirrored") is False}
     failing = {run_id for run_id, run in behind.items() if any(each["problem"] for each in run["trackers"])}
-    notes = _failures([behind[run_id] for run_id in behind if run_id in failing])
-    waiting = [run_id for run_id in behind if run_id not in failing and not _sends_itself(workspace, run_id)]
+    by_tracker: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
+    for run_id in (run_id for run_id in behind if run_id in failing):
+        for each in behind[run_id]["trackers"]:
+            if each["problem"]:
+                by_tracker.setdefault(each["tracker"], []).append((run_id, each))
+    notes = []
+    for name, entries in by_tracker.items():
+        steps = sum(each["behind"] or 0 for _, each in entries)
+        since = min(str(each["since"]) for _, each in entries)
+        lacks = f"{steps} {'step' if steps == 1 else 'steps'}" if steps else "what is new"
+        runs_text = _these_runs([run_id for run_id, _ in entries])
+        notes.append(f"{title_of([name])} lacks {lacks} of {runs_text} since {since}: {entries[0][1]['problem']}")
+    waiting = [
+        run_id for run_id in behind if run_id not in failing and not _is_recent(workspace.root.run(run_id).live_metrics)
+    ]
     unsent = workspace.store.unsent(waiting) if waiting and not _is_sending(workspace) else []
     if unsent:
         names = sorted({each["tracker"] for run_id in unsent for each in behind[run_id]["trackers"]})
         where = f" to {title_of(names)}" if names else ""
         cures = f"{_SYNC}, {_UI}" if not names or "mlflow" in names else _SYNC
-        notes.append(f"metrics of {_runs(unsent)} have not been sent{where} yet: {cures}")
-    return notes
-
-
-def _failures(runs: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Which trackers take nothing, since when, and why: a line for each."""
-    failing: dict[str, list[tuple[str, Mapping[str, Any]]]] = {}
-    for run in runs:
-        for each in run["trackers"]:
-            if each["problem"]:
-                failing.setdefault(each["tracker"], []).append((str(run["id"]), each))
-    notes = []
-    for name, entries in failing.items():
-        steps = sum(each["behind"] or 0 for _, each in entries)
-        since = min(str(each["since"]) for _, each in entries)
-        lacks = f"{steps} {'step' if steps == 1 else 'steps'}" if steps else "what is new"
-        runs_text = _runs([run_id for run_id, _ in entries])
-        notes.append(f"{title_of([name])} lacks {lacks} of {runs_text} since {since}: {entries[0][1]['problem']}")
+        notes.append(f"metrics of {_these_runs(unsent)} have not been sent{where} yet: {cures}")
     return notes
 
 
@@ -74,7 +70,15 @@ def describe_next(workspace: Workspace, plans: Iterable[Plan]) -> str:
         workspace: Where the runs are.
         plans: Theirs.
     """
-    trackers = {name for plan in plans for name in plan.spec.tracking.trackers if not _goes_live(workspace, plan, name)}
+    from slurmtrain.ops.shared.trackers import MLFLOW, mlflow_uri
+
+    # A run sends to a server itself; if it could not, submit has said so.
+    trackers = {
+        name
+        for plan in plans
+        for name in plan.spec.tracking.trackers
+        if name != MLFLOW or not mlflow_uri(workspace, plan).startswith(("http://", "https://"))
+    }
     if not trackers or _is_sending(workspace):
         return ""
     cures = f"{_SYNC}, {_UI}" if "mlflow" in trackers else _SYNC
@@ -86,20 +90,8 @@ def title_of(names: Iterable[str]) -> str:
     return ", ".join(_TITLES.get(name, name) for name in names)
 
 
-def _runs(run_ids: Sequence[str]) -> str:
+def _these_runs(run_ids: Sequence[str]) -> str:
     return f"run {run_ids[0]}" if len(run_ids) == 1 else f"{len(run_ids)} runs"
-
-
-def _goes_live(workspace: Workspace, plan: Plan, tracker: str) -> bool:
-    """Whether a run sends its metrics to this tracker itself; if it could not, ``submit`` has said so."""
-    from slurmtrain.ops.shared.trackers import MLFLOW, mlflow_uri
-
-    return tracker == MLFLOW and mlflow_uri(workspace, plan).startswith(("http://", "https://"))
-
-
-def _sends_itself(workspace: Workspace, run_id: str) -> bool:
-    """Whether a run has sent something itself a moment ago."""
-    return _is_recent(workspace.root.run(run_id).live_metrics)
 
 
 def _is_sending(workspace: Workspace) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,10 +23,10 @@ from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, find_damage
 from slurmtrain.runtime.checkpoint.formats.untrusted_files import list_tree
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.journal import Journal
 
 # Files are hashed in parallel: one reader gets little from a parallel file system. But login nodes are shared.
 _THREADS = min(4, os.cpu_count() or 1)
+_CHANGED = "it was deleted, renamed or saved again meanwhile"
 
 ShowProgress = Callable[[int, int], None]
 """Called with the number of bytes compared so far, and the total."""
@@ -123,62 +124,38 @@ def verify(
     run = observe_run(workspace, run_id, ask_slurm=False)
     directory = workspace.root.run(run_id)
     own = find_own(directory, run)
-    if own is not None:
-        chosen = choose_own(run, own, step, to="verify")
-        return _verify_own(workspace, run, list(reversed(chosen)), hashes=hashes, show=show)
-    paths = choose_checkpoints(workspace, run, step, to="verify")
-    results = (
-        [_aside(workspace, run, path) for path in checkpoint_files.damaged(directory.checkpoints)]
-        if step is None
-        else []
-    )
-    problems: list[str] = []
-    with workspace.journal(directory, "verify") as journal, _Verifier(hashes, show) as verifier:
-        # All are begun before the first result is waited for, so that the threads always have work.
-        for pending in [verifier.begin(path) for path in paths]:
-            checked = pending()
-            results.append(checked)
-            problems = _note(journal, checked, checkpoint_files.relative_path(checked.path), hashes=hashes) or problems
-    return Verified(run, hashes, sorted(results, key=lambda checked: (checked.step or 0, checked.path.name)), problems)
-
-
-def _note(journal: Journal, checked: Checked, path: str, *, hashes: bool) -> list[str]:
-    """Journal the result for the checkpoint at ``path``; returns the problem with that, if there is one."""
-    # A checkpoint does not count as verified if only its sizes were compared.
-    if checked.result == "bad" or (checked.result == "good" and hashes):
-        try:
-            journal.write(CheckpointVerified(path=path, step=checked.step, reason=checked.reason))
-        except OSError as error:
-            return [f"the results cannot be journaled in {journal.path.parent}: {describe_os_error(error)}"]
-    return []
-
-
-def _verify_own(
-    workspace: Workspace, run: Run, own: Sequence[ExternalCheckpoint], *, hashes: bool, show: ShowProgress
-) -> Verified:
-    """Verify checkpoints that a script saved by itself, the oldest first."""
     results: list[Checked] = []
     problems: list[str] = []
-    total_bytes, compared_bytes = sum(each.bytes for each in own), 0
-    with workspace.journal(workspace.root.run(run.id), "verify") as journal:
-        for each in own:
-            checked = _check_own(each, hashes=hashes)
-            results.append(checked)
-            problems = _note(journal, checked, str(each.path), hashes=hashes) or problems
-            compared_bytes += each.bytes
-            show(compared_bytes, total_bytes)
+    with _Verifier(hashes, show) as verifier:
+        # All are begun before the first result is waited for, so that the threads always have work.
+        if own is not None:
+            chosen = reversed(choose_own(run, own, step, to="verify"))
+            pending = {str(each.path): verifier.begin_own(each) for each in chosen}
+        else:
+            paths = choose_checkpoints(workspace, run, step, to="verify")
+            pending = {checkpoint_files.relative_path(path): verifier.begin(path) for path in paths}
+            rejected = workspace.store.events(run.id, CheckpointRejected)
+            for place in checkpoint_files.damaged(directory.checkpoints) if step is None else ():
+                # With the reason that was journaled when it was moved aside.
+                moved = [each for each in rejected if each.payload.aside == checkpoint_files.relative_path(place)]
+                newest = max(moved, key=lambda event: event.order, default=None)
+                reason, of_step = newest.payload.reason if newest else None, damaged_step(place.name)
+                results.append(Checked(place, of_step, checkpoint_files.bytes_of(place), "aside", reason))
+        with workspace.journal(directory, "verify") as journal:
+            for path, result in pending.items():
+                checked = result()
+                results.append(checked)
+                # A checkpoint does not count as verified if only its sizes were compared.
+                if checked.result != "bad" and not (checked.result == "good" and hashes):
+                    continue
+                try:
+                    journal.write(CheckpointVerified(path=path, step=checked.step, reason=checked.reason))
+                except OSError as error:
+                    where = journal.path.parent
+                    problems = [f"the results cannot be journaled in {where}: {describe_os_error(error)}"]
+    if own is None:
+        results.sort(key=lambda checked: (checked.step or 0, checked.path.name))
     return Verified(run, hashes, results, problems)
-
-
-def _check_own(checkpoint: ExternalCheckpoint, *, hashes: bool) -> Checked:
-    path, step, size = checkpoint.path, checkpoint.step, checkpoint.bytes
-    try:
-        reason = checkpoint.problem or ("; ".join(find_damage(list_tree(path))) if hashes else "")
-    except FileNotFoundError:
-        return Checked(path, step, size, "gone", "it was deleted, renamed or saved again meanwhile")
-    except OSError as error:
-        reason = f"it cannot be read: {describe_os_error(error)}"
-    return Checked(path, step, size, "bad", reason) if reason else Checked(path, step, size, "good")
 
 
 def verify_checkpoint(path: Path, show: ShowProgress) -> Checked:
@@ -208,7 +185,7 @@ class _Verifier:
         try:
             manifest = checkpoint_files.read_manifest(path)
         except CheckpointError as error:
-            return partial(_summarize, path, None, [str(error)])
+            return partial(_result_of, path, None, [str(error)])
         self._total_bytes += manifest.bytes
         # The largest first, so that no thread starts on one after the others have ended.
         names = sorted(manifest.files, key=lambda name: -manifest.files[name][0])
@@ -221,7 +198,26 @@ class _Verifier:
                 problems += [problem] if problem else []
                 self._compared_bytes += size
                 self._show(self._compared_bytes, self._total_bytes)
-            return _summarize(path, manifest, problems)
+            return _result_of(path, manifest, problems)
+
+        return result
+
+    def begin_own(self, checkpoint: ExternalCheckpoint) -> Callable[[], Checked]:
+        """As :meth:`begin`, for a checkpoint that a script saved by itself."""
+        path, step, size = checkpoint.path, checkpoint.step, checkpoint.bytes
+        self._total_bytes += size
+
+        def result() -> Checked:
+            try:
+                reason = checkpoint.problem or ("; ".join(find_damage(list_tree(path))) if self._hashes else "")
+            except FileNotFoundError:
+                return Checked(path, step, size, "gone", _CHANGED)
+            except OSError as error:
+                reason = f"it cannot be read: {describe_os_error(error)}"
+            finally:
+                self._compared_bytes += size
+                self._show(self._compared_bytes, self._total_bytes)
+            return Checked(path, step, size, "bad" if reason else "good", reason or None)
 
         return result
 
@@ -233,33 +229,19 @@ class _Verifier:
         return manifest.files[name][0], ""
 
 
-def _summarize(path: Path, manifest: checkpoint_files.Manifest | None, problems: Sequence[str]) -> Checked:
+def _result_of(path: Path, manifest: checkpoint_files.Manifest | None, problems: Sequence[str]) -> Checked:
     """The result for a checkpoint whose files were compared. ``manifest``: None if it cannot be read."""
     step = checkpoint_step(path.name)
     assert step is not None
     size = manifest.bytes if manifest else checkpoint_files.bytes_of(path)
     if not problems:
         return Checked(path, step, size, "good")
-    if _is_another(path, manifest):
-        return Checked(path, step, size, "gone", "it was deleted, renamed or saved again meanwhile")
-    return Checked(path, step, size, "bad", "; ".join(problems))
-
-
-def _is_another(path: Path, manifest: checkpoint_files.Manifest | None) -> bool:
-    """Whether the path now has another checkpoint, or none: a training run deletes and replaces them."""
-    if not (path / MANIFEST).exists():
-        return True
-    try:
-        return manifest is not None and checkpoint_files.read_manifest(path) != manifest
-    except CheckpointError:
-        return False
-
-
-def _aside(workspace: Workspace, run: Run, path: Path) -> Checked:
-    """The result for a checkpoint that was moved aside, with the reason that was journaled then."""
-    step = damaged_step(path.name)
-    assert step is not None
-    rejected = workspace.store.events(run.id, CheckpointRejected)
-    moved = [event for event in rejected if event.payload.aside == checkpoint_files.relative_path(path)]
-    newest = max(moved, key=lambda event: event.order, default=None)
-    return Checked(path, step, checkpoint_files.bytes_of(path), "aside", newest.payload.reason if newest else None)
+    # A training run deletes and replaces checkpoints: there may be another one now, or none.
+    is_gone = not (path / MANIFEST).exists()
+    with contextlib.suppress(CheckpointError):
+        is_gone = is_gone or (manifest is not None and checkpoint_files.read_manifest(path) != manifest)
+    return (
+        Checked(path, step, size, "gone", _CHANGED)
+        if is_gone
+        else Checked(path, step, size, "bad", "; ".join(problems))
+    )

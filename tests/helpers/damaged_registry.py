@@ -16,7 +16,7 @@ from slurmtrain.cli.show_commands import show_command
 from slurmtrain.cli.status_commands import status_command
 from slurmtrain.config import Config
 from slurmtrain.model.run.layout import run_id
-from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import queries
 from slurmtrain.registry.cells import Sent

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError, QueryError, UserError
-from slurmtrain.model.query.comparison import Compared, Score, SeedGroup, SideBySide, Spread, compare_runs, spread_of
+from slurmtrain.model.query.comparison import Compared, Score, SideBySide, Spread, compare_runs, spread_of
 from slurmtrain.model.query.fields import (
     SortKey,
     differing,
@@ -26,14 +26,13 @@ from slurmtrain.model.query.measures import (
     is_larger_better,
     read_measure,
 )
-from slurmtrain.ops.query.select import Question, attach_measures, fields_of, select
+from slurmtrain.ops.query.select import Question, attach_measures, fields_of, select_runs
 from slurmtrain.ops.shared.run_details import findings_json
 from slurmtrain.ops.shared.views import SCHEMA, RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import read_json
 
 if TYPE_CHECKING:
-    from slurmtrain.model.metrics.columns import MetricSummary
     from slurmtrain.model.run.run import Run
     from slurmtrain.ops.shared.observe import ListedRuns
 
@@ -60,37 +59,36 @@ class Answer:
 
     def to_json(self) -> dict[str, Any]:
         """What ``compare --json`` prints."""
-        groups = self.comparison.groups
+        groups, over = self.comparison.groups, self.comparison.over
+        as_json = []
+        for group in groups:
+            settings = self.settings_of(group.runs[0])
+            shared = {name: value for name, value in settings.items() if name not in over}
+            seeds = {name: [run.settings.get(name) for run in group.runs] for name in settings if name in over}
+            spreads = {
+                name: {"last": _spread(group.spread(name)), "best": _spread(group.spread(name, best=True))}
+                for name in self.metrics
+            }
+            ids, name = [run.id for run in group.runs], group.runs[0].name
+            as_json.append({"runs": ids, "name": name, "settings": shared, "seeds": seeds, "metrics": spreads})
         return {
             "schema": SCHEMA,
             "by": self.criterion.name if self.criterion else None,
             "better": self.criterion.better if self.criterion else None,
             "metrics": list(self.metrics),
             "differs": list(self.comparison.differs),
-            "groups": [self._group(group) for group in groups],
-            "runs": [self._run(run) for group in groups for run in group.runs],
-        }
-
-    def _group(self, group: SeedGroup) -> dict[str, Any]:
-        settings, over = self.settings_of(group.runs[0]), self.comparison.over
-        return {
-            "runs": [run.id for run in group.runs],
-            "name": group.runs[0].name,
-            "settings": {name: value for name, value in settings.items() if name not in over},
-            "seeds": {name: [run.settings.get(name) for run in group.runs] for name in settings if name in over},
-            "metrics": {
-                metric: {"last": _spread(group.spread(metric)), "best": _spread(group.spread(metric, best=True))}
-                for metric in self.metrics
-            },
-        }
-
-    def _run(self, run: Compared) -> dict[str, Any]:
-        return {
-            "id": run.id,
-            "name": run.name,
-            "state": run.state,
-            "settings": self.settings_of(run),
-            "metrics": {metric: asdict(score) for metric, score in run.scores.items()},
+            "groups": as_json,
+            "runs": [
+                {
+                    "id": run.id,
+                    "name": run.name,
+                    "state": run.state,
+                    "settings": self.settings_of(run),
+                    "metrics": {metric: asdict(score) for metric, score in run.scores.items()},
+                }
+                for group in groups
+                for run in group.runs
+            ],
         }
 
     def settings_of(self, run: Compared) -> dict[str, Any]:
@@ -98,7 +96,7 @@ class Answer:
         return {name: run.settings[name] for name in self.comparison.differs if name in run.settings}
 
 
-def compare(
+def put_side_by_side(
     workspace: Workspace,
     runs: ListedRuns,
     question: Question,
@@ -121,10 +119,12 @@ def compare(
         QueryError: The question means nothing, or no run has such a metric.
         UserError: There are fewer than two runs.
     """
-    records = select(workspace, runs, question).runs
+    records = select_runs(workspace, runs, question).runs
     if len(records) < 2:
         raise UserError(f"a comparison takes at least two runs, and these are {len(records)}")
-    chosen = [name.removeprefix(_METRICS) for name in metrics] or _telling_metrics(records)
+    names = names_in(record["metrics"] for record in records)
+    telling = [name for name in names if is_larger_better(name) is not None] or names
+    chosen = [name.removeprefix(_METRICS) for name in metrics] or telling[:_MOST_METRICS]
     if by and by.removeprefix(_METRICS) not in chosen:
         chosen.insert(0, by.removeprefix(_METRICS))
     fields = fields_of(workspace, records, chosen)
@@ -138,37 +138,30 @@ def compare(
     notes: list[str] = []
     summaries = workspace.store.surviving_metrics([record["id"] for record in records])
     loaded = workspace.store.load_all([record["id"] for record in records])
-    compared = [
-        Compared(
-            record["id"],
-            record["name"],
-            record["state"],
-            _settings(workspace, record, loaded[record["id"]], notes),
-            {
-                name: _score(value_of(record, fields[name]), summaries.get(record["id"], {}).get(name), larger)
-                for name, larger in directions.items()
-            },
-        )
-        for record in records
-    ]
+    compared = []
+    for record in records:
+        of_run, run = summaries.get(record["id"], {}), loaded[record["id"]]
+        scores = {}
+        for name, larger_better in directions.items():
+            # A measure of a metric has no summary, and a metric has no best value if its name does not show it.
+            summary = of_run.get(name) if larger_better is not None else None
+            best = None if summary is None else (summary.max, summary.max_step)
+            if summary is not None and not larger_better:
+                best = (summary.min, summary.min_step)
+            scores[name] = Score(value_of(record, fields[name]), *(best or ()))
+        settings = spec_settings(workspace, record, run, notes)
+        settings |= {f"git.{name}": value for name, value in (record["git"] or {}).items()}
+        # The software that it ran with, as the preflight of its first node found it.
+        findings = (finding for of_node in findings_json(workspace, run).values() for finding in of_node)
+        evidence = (each.get("evidence") for each in findings if each.get("check") == "versions")
+        versions = next((each for each in evidence if isinstance(each, Mapping)), {})
+        settings |= {f"versions.{name}": value for name, value in versions.items() if isinstance(value, str)}
+        settings["executor"] = record["executor"]
+        compared.append(Compared(run.id, record["name"], record["state"], settings, scores))
     by_metric = criterion.name.removeprefix(_METRICS) if criterion else None
     comparison = compare_runs(compared, by_metric, larger=bool(criterion and criterion.larger), over=question.over)
     ranged = [name for name in chosen if fields[name] != name]
     return Answer(comparison, criterion, chosen, ranged, notes)
-
-
-def _telling_metrics(records: Sequence[Mapping[str, Any]]) -> list[str]:
-    names = names_in(record["metrics"] for record in records)
-    telling = [name for name in names if is_larger_better(name) is not None]
-    return (telling or names)[:_MOST_METRICS]
-
-
-def _settings(workspace: Workspace, record: Mapping[str, Any], run: Run, notes: list[str]) -> dict[str, Any]:
-    settings = spec_settings(workspace, record, run, notes)
-    settings |= {f"git.{name}": value for name, value in (record["git"] or {}).items()}
-    settings |= {f"versions.{name}": value for name, value in _versions(workspace, run)}
-    settings["executor"] = record["executor"]
-    return settings
 
 
 def spec_settings(workspace: Workspace, record: Mapping[str, Any], run: Run, notes: list[str]) -> dict[str, Any]:
@@ -181,23 +174,19 @@ def spec_settings(workspace: Workspace, record: Mapping[str, Any], run: Run, not
         notes: Receives what cannot be read.
     """
     settings: dict[str, Any] = {f"params.{name}": value for name, value in flattened(record["params"])}
+    directory, newest = workspace.root.run(run.id), run.newest
     try:
-        settings |= _plan_settings(workspace, run)
+        data = read_json(directory.submission(newest.submission).plan) if newest else None
+        data = data or read_json(directory.plan)
     except PathError as error:
         notes.append(f"run {run.id}: {error}")
-    return settings
-
-
-def _plan_settings(workspace: Workspace, run: Run) -> dict[str, Any]:
-    """The keys of the spec in the newest attempt, apart from its parameters, and where it runs. Raises PathError."""
-    directory, newest = workspace.root.run(run.id), run.newest
-    data = (read_json(directory.submission(newest.submission).plan) if newest else None) or read_json(directory.plan)
+        data = None
     if data is None:
-        return {}
-    spec, template = _section(data, "spec"), _section(data, "template")
-    written = dict(flattened(template))
+        return settings
+    spec = _mapping_of(data, "spec")
+    written = dict(flattened(_mapping_of(data, "template")))
     resolved = {
-        **{f"resources.{name}": value for name, value in flattened(_section(spec, "resources"))},
+        **{f"resources.{name}": value for name, value in flattened(_mapping_of(spec, "resources"))},
         "command": spec.get("command"),
         **dict(flattened({name: value for name, value in spec.items() if name not in _NOT_COMPARED})),
         "workdir": data.get("workdir"),
@@ -206,29 +195,14 @@ def _plan_settings(workspace: Workspace, run: Run) -> dict[str, Any]:
     if resolved.get("tracking.mlflow.experiment") == run.name:
         del resolved["tracking.mlflow.experiment"]
     # What refers to a parameter differs because the parameter does.
-    return {name: text if "${" in str(text := written.get(name)) else value for name, value in resolved.items()}
+    for name, value in resolved.items():
+        settings[name] = text if "${" in str(text := written.get(name)) else value
+    return settings
 
 
-def _section(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
+def _mapping_of(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = data.get(name)
     return section if isinstance(section, Mapping) else {}
-
-
-def _versions(workspace: Workspace, run: Run) -> Iterator[tuple[str, Any]]:
-    """Versions of the software that it ran with, as the preflight of its first node found them."""
-    for findings in findings_json(workspace, run).values():
-        for finding in findings:
-            evidence = finding.get("evidence")
-            if finding.get("check") == "versions" and isinstance(evidence, Mapping):
-                yield from ((name, value) for name, value in evidence.items() if isinstance(value, str))
-                return
-
-
-def _score(last: Any, summary: MetricSummary | None, larger: bool | None) -> Score:
-    """A metric of a run, or a measure of one, which has no ``summary``."""
-    if larger is None or summary is None:
-        return Score(last)
-    return Score(last, summary.max, summary.max_step) if larger else Score(last, summary.min, summary.min_step)
 
 
 def _spread(spread: Spread | None) -> dict[str, float | None] | None:
@@ -292,7 +266,7 @@ def rank(workspace: Workspace, runs: ListedRuns, question: Question, by: str | N
     """
     if (ranking := _rank_by_database(workspace, runs, question, by, larger)) is not None:
         return ranking
-    records = select(workspace, runs, question).runs
+    records = select_runs(workspace, runs, question).runs
     for name in question.over:
         check_field(name, records)
     if by is not None:
@@ -300,7 +274,7 @@ def rank(workspace: Workspace, runs: ListedRuns, question: Question, by: str | N
     criterion = choose_criterion(by, larger, records)
     ranked = [record for record in records if number_of(value_of(record, criterion.name)) is not None]
     ranking = _ranking(criterion, ranked, len(records) - len(ranked))
-    groups = _groups(ranking.runs, ranking.params, criterion, question.over) if question.over else ()
+    groups = _ranked_groups(ranking.runs, ranking.params, criterion, question.over) if question.over else ()
     return replace(ranking, groups=groups)
 
 
@@ -335,7 +309,7 @@ def _rank_by_database(
     return _ranking(criterion, records, without)
 
 
-def _groups(
+def _ranked_groups(
     ordered: Sequence[Mapping[str, Any]], params: Sequence[str], criterion: Criterion, over: Sequence[str]
 ) -> list[RankedGroup]:
     """The runs that are equal but for some parameters, together.
@@ -351,12 +325,11 @@ def _groups(
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
     for run in ordered:
         groups.setdefault((run["name"], *repetition_key(run["params"], shared)), []).append(run)
-    ranked = [_group(runs, criterion, repeated) for runs in groups.values()]
+    ranked = []
+    for of_group in groups.values():
+        numbers = [number_of(value_of(run, criterion.name)) for run in of_group]
+        spread = spread_of([number for number in numbers if number is not None])
+        assert spread is not None
+        params_of_all = {name: value for name, value in flattened(of_group[0]["params"]) if name not in repeated}
+        ranked.append(RankedGroup(of_group, spread, params_of_all))
     return sorted(ranked, key=lambda group: group.spread.mean, reverse=criterion.larger)
-
-
-def _group(runs: Sequence[Mapping[str, Any]], criterion: Criterion, repeated: Collection[str]) -> RankedGroup:
-    spread = spread_of([number for run in runs if (number := number_of(value_of(run, criterion.name))) is not None])
-    assert spread is not None
-    params = {name: value for name, value in flattened(runs[0]["params"]) if name not in repeated}
-    return RankedGroup(runs, spread, params)

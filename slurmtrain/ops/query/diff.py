@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+import difflib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import CheckpointError, PathError, RunUnreadable, UserError
 from slurmtrain.model.environment import Changes, compare_environments
-from slurmtrain.model.experiment.code import CodeSnapshot, Difference
+from slurmtrain.model.experiment.code import LINK, CodeFile, CodeSnapshot, Difference
+from slurmtrain.model.experiment.code import compare as compare_files
 from slurmtrain.model.metrics.curves import Divergence, find_divergence
 from slurmtrain.model.query.fields import identity
 from slurmtrain.model.query.measures import is_larger_better
 from slurmtrain.model.run.accounting import GPU_S, summed, tally
 from slurmtrain.model.run.events.command_events import RunCreated, Submitting
-from slurmtrain.model.run.layout import checkpoint_step
+from slurmtrain.model.run.layout import RunDir, checkpoint_step
 from slurmtrain.ops.query.compare import spec_settings
 from slurmtrain.ops.shared.current_plan import current_plan
 from slurmtrain.ops.shared.environments import newest_environment
@@ -23,10 +25,14 @@ from slurmtrain.ops.shared.find import find
 from slurmtrain.ops.shared.views import SCHEMA, run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code_snapshots import describe_revision
+from slurmtrain.runtime.code.code_copy import read_code, read_code_manifest
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run
 
+# Larger files are data or generated.
+_MOST_BYTES = 1 << 20
+_MOST_LINES = 10_000
 Pair = tuple[Any, Any]
 # Of the interpreter says the section on environments more.
 _NOT_OF_SPEC = ("python",)
@@ -131,9 +137,9 @@ def diff(workspace: Workspace, first: str, second: str, *, lines: bool = False) 
     return RunDifference(
         runs=records,
         spec=_differing(*settings),
-        code=_code(workspace, runs, records, notes, lines=lines),
+        code=_code_difference(workspace, runs, records, notes, lines=lines),
         environment=compare_environments(*environments),
-        result={**_facts(workspace, runs, records), **_metrics(workspace, records)},
+        result={**_outcomes(workspace, runs, records), **_metrics(workspace, records)},
         metrics=_divergences(workspace, runs, notes),
         checkpoints=_checkpoints(workspace, runs),
         notes=notes,
@@ -149,7 +155,7 @@ def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str,
 # --- code -------------------------------------------------------------------------------------------------------------
 
 
-def _code(
+def _code_difference(
     workspace: Workspace,
     runs: tuple[Run, Run],
     records: tuple[Mapping[str, Any], Mapping[str, Any]],
@@ -160,7 +166,17 @@ def _code(
     first, second = (_snapshot(workspace, run, notes) for run in runs)
     revisions = (describe_revision(records[0]["git"]), describe_revision(records[1]["git"]))
     if first is not None and second is not None:
-        return _snapshots(workspace, runs, (first, second), lines=lines)
+        named = (f"snapshot {first.short_hash}", f"snapshot {second.short_hash}")
+        if first.hash == second.hash:
+            return CodeDifference(versions=named, same=True)
+        directory = workspace.root.run(runs[0].id)
+        try:
+            files = compare_files(read_code_manifest(directory, first.hash), read_code_manifest(directory, second.hash))
+            text = differing_lines(directory, first.hash, second.hash, files) if lines else ()
+        except PathError as error:
+            why = f"how they differ is not known: {str(error).partition('; ')[0]}"
+            return CodeDifference(versions=named, same=False, why=why)
+        return CodeDifference(versions=named, same=False, files=files, lines=text)
     versions = tuple(
         f"snapshot {snapshot.short_hash}" if snapshot is not None else revision or "no snapshot, and no revision"
         for snapshot, revision in zip((first, second), revisions, strict=True)
@@ -183,32 +199,63 @@ def _snapshot(workspace: Workspace, run: Run, notes: list[str]) -> CodeSnapshot 
         return None
 
 
-def _snapshots(
-    workspace: Workspace, runs: tuple[Run, Run], snapshots: tuple[CodeSnapshot, CodeSnapshot], *, lines: bool
-) -> CodeDifference:
-    from slurmtrain.runtime.code.snapshot_differences import compare_snapshots, differing_lines
+def differing_lines(run: RunDir, earlier: str, later: str, difference: Difference) -> list[str]:
+    """The differing lines of files, as ``diff -u`` prints them, at most 10,000.
 
-    first, second = snapshots
-    versions = (f"snapshot {first.short_hash}", f"snapshot {second.short_hash}")
-    if first.hash == second.hash:
-        return CodeDifference(versions=versions, same=True)
-    directory = workspace.root.run(runs[0].id)
+    Args:
+        run: A run in the runs root of both.
+        earlier: The hash of a snapshot.
+        later: The hash of another one.
+        difference: How they differ.
+
+    Raises:
+        PathError: One of them is missing or damaged.
+    """
+    before = _texts_of_files(run, earlier, {*difference.changed, *difference.removed})
+    after = _texts_of_files(run, later, {*difference.changed, *difference.added})
+    lines: list[str] = []
+    for path in sorted({*before, *after}):
+        old, new = before.get(path, []), after.get(path, [])
+        if old is None or new is None:
+            lines.append(f"{path} differs: it is no text, or larger than 1 MiB")
+        else:
+            lines += difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", lineterm="")
+        if len(lines) > _MOST_LINES:
+            return [*lines[:_MOST_LINES], f"(and more: these are the first {_MOST_LINES} lines)"]
+    return lines
+
+
+def _texts_of_files(run: RunDir, name: str, paths: Collection[str]) -> dict[str, list[str] | None]:
+    """The lines of some files of a snapshot; None for what is no text, or too large. Raises PathError."""
+    if not paths:
+        return {}
+    return {file.path: _lines_of(file, content) for file, content in read_code(run, name) if file.path in paths}
+
+
+def _lines_of(file: CodeFile, content: bytes) -> list[str] | None:
+    if file.kind == LINK:
+        return [f"a link to {file.digest}"]
+    if len(content) > _MOST_BYTES or b"\0" in content:
+        return None
     try:
-        files = compare_snapshots(directory, first.hash, second.hash)
-        text = differing_lines(directory, first.hash, second.hash, files) if lines else ()
-    except PathError as error:
-        why = str(error).partition("; ")[0]
-        return CodeDifference(versions=versions, same=False, why=f"how they differ is not known: {why}")
-    return CodeDifference(versions=versions, same=False, files=files, lines=text)
+        return content.decode().splitlines()
+    except UnicodeDecodeError:
+        return None
 
 
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _facts(
+def _outcomes(
     workspace: Workspace, runs: tuple[Run, Run], records: tuple[Mapping[str, Any], Mapping[str, Any]]
 ) -> dict[str, Pair]:
     """What became of both: state, steps, attempts, seconds on nodes, GPU-hours."""
+    gpu_seconds = []
+    for run in runs:
+        submissions = {event.payload.submission: event.payload for event in workspace.store.events(run.id, Submitting)}
+        created = [event.payload.resources for event in workspace.store.events(run.id, RunCreated)]
+        sums = tally(run, submissions, created[0] if created else run.resources)
+        gpu_seconds.append(sum(of_place.get(GPU_S, 0.0) for of_place in sums.values()))
     first, second = (
         {
             "state": record["state"],
@@ -216,18 +263,11 @@ def _facts(
             "attempts": len(run.attempts),
             "lost_steps": record["lost_steps"],
             "seconds": round(sum(summed(run.attempts).values()), 1) if run.attempts else None,
-            "gpu_hours": round(_gpu_seconds(workspace, run) / 3600, 4),
+            "gpu_hours": round(seconds / 3600, 4),
         }
-        for run, record in zip(runs, records, strict=True)
+        for run, record, seconds in zip(runs, records, gpu_seconds, strict=True)
     )
     return {name: (first[name], second[name]) for name in first}
-
-
-def _gpu_seconds(workspace: Workspace, run: Run) -> float:
-    submissions = {event.payload.submission: event.payload for event in workspace.store.events(run.id, Submitting)}
-    created = [event.payload.resources for event in workspace.store.events(run.id, RunCreated)]
-    sums = tally(run, submissions, created[0] if created else run.resources)
-    return sum(of_place.get(GPU_S, 0.0) for of_place in sums.values())
 
 
 def _metrics(workspace: Workspace, records: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, Pair]:
@@ -278,7 +318,10 @@ def _checkpoints(workspace: Workspace, runs: tuple[Run, Run]) -> CheckpointEqual
     ]
     steps = [step for step in paths[0] if step is not None and step in paths[1]]
     if not steps:
-        has = [f"run {run.id} has {_steps(of_run)}" for run, of_run in zip(runs, paths, strict=True)]
+        has = []
+        for run, of_run in zip(runs, paths, strict=True):
+            own = [str(step) for step in of_run if step is not None]
+            has.append(f"run {run.id} has " + (f"steps {', '.join(own[:5])}" if own else "none"))
         return CheckpointEquality(None, why=f"they have no checkpoint of the same step now: {', '.join(has)}")
     step = max(steps)
     try:
@@ -289,8 +332,3 @@ def _checkpoints(workspace: Workspace, runs: tuple[Run, Run]) -> CheckpointEqual
         sizes = f"{first.world_size} and {second.world_size}"
         return CheckpointEquality(None, step, f"ranks store their parts, and they were saved by {sizes} ranks")
     return CheckpointEquality(first.files == second.files, step)
-
-
-def _steps(paths: Mapping[int | None, object]) -> str:
-    steps = [str(step) for step in paths if step is not None]
-    return f"steps {', '.join(steps[:5])}" if steps else "none"

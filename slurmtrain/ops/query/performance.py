@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -14,12 +14,11 @@ from slurmtrain.history import read_rows
 from slurmtrain.model.metrics.curves import Segment
 from slurmtrain.model.run.accounting import mean_gpus
 from slurmtrain.model.run.events.agent_events import WorkersStarted
-from slurmtrain.model.run.events.base import AnyEvent, select
+from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.rank_events import RankMeasured
 from slurmtrain.model.run.layout import ATTEMPTS, AttemptDir, RunDir, node_of
 from slurmtrain.model.run.run import Attempt, Run
-from slurmtrain.ops.query.select import Question
-from slurmtrain.ops.query.select import select as select_runs
+from slurmtrain.ops.query.select import Question, select_runs
 from slurmtrain.ops.shared.find import choose_listed
 from slurmtrain.ops.shared.observe import ListedRuns
 from slurmtrain.ops.shared.views import SCHEMA
@@ -101,7 +100,7 @@ class Stall:
     seconds: float
 
 
-def steps_per_second(steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = ()) -> float | None:
+def rate_of_steps(steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = ()) -> float | None:
     """How many steps ranks made in a second, from the first finished step to the last; None: they made too few.
 
     Args:
@@ -132,18 +131,18 @@ def compare_performance(runs: Sequence[Performance], baseline: Performance) -> l
         baseline: The run that they are compared with.
     """
     ordered = sorted(runs, key=lambda run: (run.workers is None, run.workers or 0))
-    return [_compared(run, baseline) for run in ordered]
-
-
-def _compared(run: Performance, baseline: Performance) -> PerformanceRow:
-    pairs = (
-        (run.samples_per_second, baseline.samples_per_second),
-        (run.steps_per_second, baseline.steps_per_second),
-    )
-    speedup = next((own / other for own, other in pairs if own and other), None)
-    if speedup is None or not run.workers or not baseline.workers:
-        return PerformanceRow(run, speedup, None)
-    return PerformanceRow(run, speedup, speedup * baseline.workers / run.workers)
+    rows = []
+    for run in ordered:
+        pairs = (
+            (run.samples_per_second, baseline.samples_per_second),
+            (run.steps_per_second, baseline.steps_per_second),
+        )
+        speedup = next((own / other for own, other in pairs if own and other), None)
+        of_ideal = None
+        if speedup is not None and run.workers and baseline.workers:
+            of_ideal = speedup * baseline.workers / run.workers
+        rows.append(PerformanceRow(run, speedup, of_ideal))
+    return rows
 
 
 # --- the answer -------------------------------------------------------------------------------------------------------
@@ -198,15 +197,11 @@ def compare_performance_of(
     measured = {run_id: _measure(workspace, loaded[run_id], notes) for run_id in chosen}
     base = choose_baseline(list(measured.values())) if base_id is None else measured[base_id]
     rows = compare_performance(list(measured.values()), base)
-    return PerformanceAnswer(base, rows, [*notes, *_missing(list(measured.values()))])
-
-
-def _missing(runs: Sequence[Performance]) -> Iterator[str]:
-    """Why values are not known, a sentence for each column."""
     for name, why in _REASONS.items():
-        without = sum(getattr(run, name) is None for run in runs)
+        without = sum(getattr(run, name) is None for run in measured.values())
         if without:
-            yield f"no {name.replace('_', ' ')} for {without} of {len(runs)} runs: {why}"
+            notes.append(f"no {name.replace('_', ' ')} for {without} of {len(measured)} runs: {why}")
+    return PerformanceAnswer(base, rows, notes)
 
 
 # --- one run --------------------------------------------------------------------------------------------------------
@@ -219,6 +214,14 @@ class _Start:
     attempt: Attempt
     restarts: int
     rows: Sequence[Segment] = ()
+
+    @property
+    def step_count(self) -> int:
+        """From which step to which the ranks came."""
+        if not self.rows:
+            return 0
+        first, last = self.rows[0], self.rows[-1]
+        return last.block.steps[last.stop - 1] - first.block.steps[first.start]
 
     @property
     def steps(self) -> list[int]:
@@ -235,39 +238,37 @@ def _measure(workspace: Workspace, run: Run, notes: list[str]) -> Performance:
     """How fast a run was when its ranks made the most steps without being started again."""
     unknown = Performance(id=run.id, name=run.name, state=run.state)
     directory = workspace.root.run(run.id)
+    attempts = {attempt.number: attempt for attempt in run.attempts}
     try:
-        start = _longest_start(run, read_rows(run, directory))
-        return unknown if start is None else _of_start(run, directory, start, unknown)
+        rows: dict[tuple[int, int], list[Segment]] = {}
+        for segment in read_rows(run, directory):
+            began = segment.block.times[segment.start]
+            restarts = sum(float(restart["at"]) <= began for restart in attempts[segment.attempt].restarts)
+            rows.setdefault((segment.attempt, restarts), []).append(segment)
+        starts = [_Start(attempts[number], restarts, each) for (number, restarts), each in rows.items()]
+        # Without metrics, the newest start is as good as any.
+        starts = starts or [_Start(each, len(each.restarts)) for each in run.attempts if each.hosts][-1:]
+        if not starts:
+            return unknown
+        return _of_start(run, directory, max(starts, key=lambda start: start.step_count), unknown)
     except PathError as error:
         notes.append(f"run {run.id}: {error}")
         return unknown
 
 
-def _longest_start(run: Run, segments: Iterable[Segment]) -> _Start | None:
-    """The start after which ranks made the most steps; if there are none, the newest; None: there was none at all."""
-    attempts = {attempt.number: attempt for attempt in run.attempts}
-    rows: dict[tuple[int, int], list[Segment]] = {}
-    for segment in segments:
-        began = segment.block.times[segment.start]
-        restarts = sum(float(restart["at"]) <= began for restart in attempts[segment.attempt].restarts)
-        rows.setdefault((segment.attempt, restarts), []).append(segment)
-    starts = [_Start(attempts[number], restarts, each) for (number, restarts), each in rows.items()]
-    if starts:
-        return max(starts, key=lambda start: start.rows[-1].block.steps[start.rows[-1].stop - 1] - _first_step(start))
-    newest = next((attempt for attempt in reversed(run.attempts) if attempt.hosts), None)
-    return None if newest is None else _Start(newest, len(newest.restarts))
-
-
-def _first_step(start: _Start) -> int:
-    return start.rows[0].block.steps[start.rows[0].start]
-
-
 def _of_start(run: Run, directory: RunDir, start: _Start, unknown: Performance) -> Performance:
     attempt, steps, times = start.attempt, start.steps, start.times
-    journals = _journals(directory, attempt)
+    folder = f"{ATTEMPTS}/{attempt.key}/"
+    every = journal_files(directory, [])
+    journals = [each for each in every if each.metrics_of is None and each.name.startswith(folder)]
     workers = _workers(journals, start)
     processes = sum(len(each.processes) * each.ranks_each for each in workers.values())
-    measured = [event.payload for event in select(_rank_events(journals, start.restarts), RankMeasured)]
+    of_ranks = []
+    for journal in journals:
+        match = _RANK.fullmatch(journal.name.rpartition("/")[2])
+        if match and int(match[1] or 0) == start.restarts:
+            of_ranks += select(read_events(Path(journal.path), journal.name), RankMeasured)
+    measured = [event.payload for event in of_ranks]
     figures = _Figures.read(directory.attempt(attempt.job_id, attempt.restart), workers, times)
     on_gpus = any(each.memory == "gpu" for each in measured) or bool(figures.memory)
     gpus = round(mean_gpus(run.resources) * len(workers)) or (processes if on_gpus else 0)
@@ -276,7 +277,7 @@ def _of_start(run: Run, directory: RunDir, start: _Start, unknown: Performance) 
         for each in run.checkpoints
         if each.attempt == attempt.number and each.stall_s
     ]
-    rate = steps_per_second(steps, times, stalls)
+    rate = rate_of_steps(steps, times, stalls)
     counted = next((each for each in measured if each.samples and each.steps), None)
     samples = rate * counted.samples / counted.steps if rate and counted else None  # type: ignore[operator]
     epoch = counted.epoch_samples if counted else None
@@ -296,11 +297,6 @@ def _of_start(run: Run, directory: RunDir, start: _Start, unknown: Performance) 
     )
 
 
-def _journals(directory: RunDir, attempt: Attempt) -> list[JournalFile]:
-    folder = f"{ATTEMPTS}/{attempt.key}/"
-    return [each for each in journal_files(directory, []) if each.metrics_of is None and each.name.startswith(folder)]
-
-
 def _workers(journals: Iterable[JournalFile], start: _Start) -> dict[int, WorkersStarted]:
     """What the agents of the nodes that trained have started, by node."""
     restarts = start.attempt.restarts
@@ -315,13 +311,6 @@ def _workers(journals: Iterable[JournalFile], start: _Start) -> dict[int, Worker
             if event.time < until:
                 workers[int(number)] = event.payload
     return workers
-
-
-def _rank_events(journals: Iterable[JournalFile], restarts: int) -> Iterator[AnyEvent]:
-    for journal in journals:
-        match = _RANK.fullmatch(journal.name.rpartition("/")[2])
-        if match and int(match[1] or 0) == restarts:
-            yield from read_events(Path(journal.path), journal.name)
 
 
 def _memory(measured: Iterable[RankMeasured], figures: _Figures) -> tuple[int | None, str | None]:
@@ -352,21 +341,17 @@ class _Figures:
         gpus: list[float] = []
         processors: list[float] = []
         memory: list[float] = []
-        lines = (line for node in nodes for line in _lines(attempt.system_metrics(node)))
-        for metrics in (metrics for at, metrics in lines if first <= at <= last):
-            gpus += [value for name, value in metrics.items() if _GPU_USE.fullmatch(name)]
-            memory += [value for name, value in metrics.items() if _GPU_MEMORY.fullmatch(name)]
-            processors += [metrics[_CPU_USE]] if _CPU_USE in metrics else []
+        records: list[Mapping[str, Any]] = []
+        for path in map(attempt.system_metrics, nodes):
+            with suppress(OSError):
+                for piece in read_pieces(JournalFile(path.name, str(path), path.stat().st_size)):
+                    records += [record for _, record in piece.reading.records]
+        for record in records:
+            metrics = record.get("metrics")
+            if not isinstance(metrics, dict) or not first <= float(record["t"]) <= last:
+                continue
+            numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+            gpus += [value for name, value in numbers.items() if _GPU_USE.fullmatch(name)]
+            memory += [value for name, value in numbers.items() if _GPU_MEMORY.fullmatch(name)]
+            processors += [numbers[_CPU_USE]] if _CPU_USE in numbers else []
         return cls(gpus or processors, memory)
-
-
-def _lines(path: Path) -> Iterator[tuple[float, dict[str, float]]]:
-    """The lines of a node's file: when they were written, and the figures."""
-    with suppress(OSError):
-        file = JournalFile(path.name, str(path), path.stat().st_size)
-        for piece in read_pieces(file):
-            for _, record in piece.reading.records:
-                metrics = record.get("metrics")
-                if isinstance(metrics, dict):
-                    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-                    yield float(record["t"]), numbers

@@ -100,7 +100,7 @@ class Selection:
     lines: Sequence[Mapping[str, Any]] = ()
 
 
-def select(workspace: Workspace, runs: ListedRuns, question: Question) -> Selection:
+def select_runs(workspace: Workspace, runs: ListedRuns, question: Question) -> Selection:
     """The runs that a question is about.
 
     Args:
@@ -330,7 +330,7 @@ class _Curves:
         self._workspace = workspace
         self._batches = [run_ids[first : first + _AT_ONCE] for first in range(0, len(run_ids), _AT_ONCE)]
         self._batch_of = {run_id: number for number, batch in enumerate(self._batches) for run_id in batch}
-        self._load = cache(self._load_batch)
+        self._load = cache(lambda number: workspace.store.load_all(self._batches[number]))
 
     def points(self, run_id: str, metric: str) -> Points:
         """What survives of a metric; nothing if its files cannot be read."""
@@ -343,9 +343,6 @@ class _Curves:
         except PathError:
             curves = {}
         return curves[metric].kept if metric in curves else Points()
-
-    def _load_batch(self, number: int) -> Mapping[str, Any]:
-        return self._workspace.store.load_all(self._batches[number])
 
 
 def fields_of(workspace: Workspace, records: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, str]:

@@ -28,7 +28,7 @@ from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
 from slurmtrain.ops.sync import sync
-from slurmtrain.ops.wait import FIRST_PAUSE_S, LAST_PAUSE_S, wait
+from slurmtrain.ops.watch import FIRST_PAUSE_S, LAST_PAUSE_S, wait
 from slurmtrain.plugins.drill.differences import compare_checkpoints
 from slurmtrain.plugins.drill.facts import (
     FAULTS,

@@ -22,7 +22,7 @@ from slurmtrain.cli.start_commands import resume_command
 from slurmtrain.cli.status_commands import status_command
 from slurmtrain.cli.upkeep_commands import delete_command
 from slurmtrain.errors import RunBusy, RunNotFound, RunUnreadable, UserError
-from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
@@ -202,7 +202,7 @@ def test_a_run_directory_that_is_a_link_is_emptied_where_it_is(workspace: Worksp
 def test_what_a_killed_delete_has_left_is_listed_and_deleted_by_the_next_one_alone(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from slurmtrain.ops.deletion import delete as verb
+    from slurmtrain.ops import delete as verb
 
     def killed(*_: object, **more: Any) -> Any:
         if more.get("dry"):

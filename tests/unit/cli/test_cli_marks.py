@@ -15,7 +15,7 @@ from slurmtrain.cli.show_commands import show_command
 from slurmtrain.cli.status_commands import status_command
 from slurmtrain.cli.upkeep_commands import archive_command, note_command, tag_command
 from slurmtrain.errors import RunNotFound, RunUnreadable, UserError
-from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 
 A, B, LIVE = "0000000001", "0000000002", "0000000003"

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from helpers.preloaded import Called, shared
 
-from slurmtrain.ops.watch.lock import watch_lock
+from slurmtrain.ops.watch import watch_lock
 
 
 def environment(cwd: Path) -> dict[str, str]:

@@ -27,12 +27,15 @@ from helpers.rare import drawn
 from torch import nn
 
 import slurmtrain
-from slurmtrain.errors import CheckpointError, NoCheckpoint, PathError, UserError
+from slurmtrain.errors import CheckpointError, NoCheckpoint, PathError, TrackingError, UserError
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.ops import export as export_verb
-from slurmtrain.ops.export import Exported, ExportRequest
+from slurmtrain.ops.export import Exported, ExportRequest, export_registered
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import checkpoint_files
+from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
+from slurmtrain.specfile import load_spec
+from slurmtrain.system.files import write_json
 
 STEPS = (10, 20)
 FORMATS = (".pt", ".safetensors")
@@ -88,11 +91,10 @@ def same(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
 # --- what is in the file ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("suffix", FORMATS)
-def test_the_file_has_what_the_module_had(workspace: Workspace, save: Save, tmp_path: Path, suffix: str) -> None:
+def test_the_file_has_what_the_module_had(workspace: Workspace, save: Save, tmp_path: Path) -> None:
     objects = small_objects()
     run = save(**objects)
-    exported = export(workspace, run.id, tmp_path / f"model{suffix}")
+    exported = export(workspace, run.id, tmp_path / "model.pt")
     assert same(load(exported.to), objects["model"].state_dict())
     assert (exported.step, exported.object, exported.tensors, exported.left_out) == (5, "model", 9, ())
     assert exported.bytes == exported.to.stat().st_size
@@ -233,7 +235,7 @@ class Counter:
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["model", "model.bin", "model.pth", "model.safetensors.gz"])
+@pytest.mark.parametrize("name", ["model", "model.pth", "model.safetensors.gz"])
 def test_a_suffix_that_means_no_format_is_refused(workspace: Workspace, run: RunDir, tmp_path: Path, name: str) -> None:
     with pytest.raises(UserError, match=f"'{name}' is neither a .safetensors nor a .pt file"):
         export(workspace, run.id, tmp_path / name)
@@ -252,14 +254,14 @@ def test_a_file_that_is_there_is_replaced_only_on_demand(workspace: Workspace, r
 def test_a_file_that_comes_up_meanwhile_is_not_replaced(
     workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    path = tmp_path / "x.pt"
-    original = export_verb._write_pt
+    path = tmp_path / "x.safetensors"
+    original = export_verb._write_safetensors
 
     def writing(*arguments: Any) -> None:
         path.write_text("precious")
         original(*arguments)
 
-    monkeypatch.setattr(export_verb, "_write_pt", writing)
+    monkeypatch.setattr(export_verb, "_write_safetensors", writing)
     with pytest.raises(UserError, match="exists already"):
         export(workspace, run.id, path)
     assert path.read_text() == "precious"
@@ -299,7 +301,7 @@ def test_too_little_room_is_an_error_before_anything_is_written(
 
 def export_limited(workspace: Workspace, run_id: str, to: Path) -> str:
     """What an export says, in a process whose files the system limits once it has read the checkpoint."""
-    read = export_verb._read
+    read = export_verb._read_module
 
     def limited(*arguments: Any) -> Any:
         state = read(*arguments)
@@ -309,7 +311,7 @@ def export_limited(workspace: Workspace, run_id: str, to: Path) -> str:
     output, say = os.pipe()
     child = os.fork()
     if not child:
-        export_verb._read = limited
+        export_verb._read_module = limited
         try:
             export(Workspace(workspace.config), run_id, to, force=True)
         except CheckpointError as error:
@@ -368,12 +370,49 @@ def test_an_index_that_would_run_code_is_refused(workspace: Workspace, run: RunD
 def test_a_checkpoint_that_is_deleted_while_it_is_read_is_an_error(
     workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = export_verb._read
+    original = export_verb._read_module
 
     def reading(directory: Path, *more: Any) -> Any:
         (directory / "__0_0.distcp").unlink()
         return original(directory, *more)
 
-    monkeypatch.setattr(export_verb, "_read", reading)
+    monkeypatch.setattr(export_verb, "_read_module", reading)
     with pytest.raises(CheckpointError, match=f"{run.checkpoints / 'step-20'} cannot be read: .*No such file"):
         export(workspace, run.id, tmp_path / "x.pt")
+
+
+# --- the registry of MLflow -------------------------------------------------------------------------------------------
+
+
+def test_a_model_is_registered_once_with_its_run_step_and_hash(
+    workspace: Workspace, run: RunDir, tmp_path: Path
+) -> None:
+    import mlflow
+
+    request = ExportRequest(to=tmp_path / "model.safetensors", force=True)
+    first = export_registered(workspace, run.id, request, "digits")
+    again = export_registered(workspace, run.id, request, "digits")
+    older = export_registered(workspace, run.id, ExportRequest(to=tmp_path / "old.pt", step=10), "digits")
+    assert [each.uri for each in (first, again, older)] == ["models:/digits/1", "models:/digits/1", "models:/digits/2"]
+    client = mlflow.MlflowClient(workspace.root.mlflow_uri)
+    version = client.get_model_version("digits", "1")
+    assert version.run_id
+    assert client.get_run(version.run_id).data.tags["slurmtrain.run_id"] == run.id
+    digest = read_manifest(run.checkpoints / "step-20").to_json()["xxh3_128"]
+    assert (version.tags["slurmtrain.run_id"], version.tags["slurmtrain.step"]) == (run.id, "20")
+    assert version.tags["slurmtrain.hash"] == f"xxh3_128:{digest}"
+    mlflow.set_tracking_uri(workspace.root.mlflow_uri)
+    downloaded = mlflow.artifacts.download_artifacts("models:/digits/2", dst_path=str(tmp_path / "from"))
+    assert torch.load(Path(downloaded) / "old.pt", weights_only=True)
+    with pytest.raises(TrackingError, match=r"does not take the model 'a/b': .*cannot contain"):
+        export_registered(workspace, run.id, ExportRequest(to=tmp_path / "third.pt"), "a/b")
+    assert not (tmp_path / "third.pt").exists()
+
+
+def test_a_run_that_is_not_in_mlflow_cannot_be_registered(workspace: Workspace, run: RunDir, tmp_path: Path) -> None:
+    spec = tmp_path / "spec.yaml"
+    spec.write_text("name: digits\ncommand: python train.py\ntracking: {mlflow: {enabled: false}}\n")
+    [planned] = load_spec(spec, cwd=tmp_path, python="python").runs
+    write_json(run.plan, planned.plan.to_json())
+    with pytest.raises(UserError, match=r"tracking.mlflow.enabled is false"):
+        export_registered(workspace, run.id, ExportRequest(to=tmp_path / "model.pt"), "digits")

@@ -16,7 +16,7 @@ from slurmtrain.errors import CheckpointError, NoCheckpoint, UserError
 from slurmtrain.model.run.events.agent_events import WorkersStarted
 from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointPassedOver
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.ops.diagnose.attempt import diagnose
+from slurmtrain.ops.diagnose import diagnose
 from slurmtrain.ops.export import ExportRequest, export
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared.observe import observe, observe_run

@@ -42,7 +42,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.prune import prune
-from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.workspace import Workspace

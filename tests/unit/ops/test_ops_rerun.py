@@ -16,7 +16,7 @@ import slurmtrain
 from slurmtrain.errors import PathError, RunNotFound, SlurmtrainWarning, SpecError, UserError
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.lineage import RERUN, Parent
-from slurmtrain.ops.deletion.delete import delete, find_deletable
+from slurmtrain.ops.delete import delete, find_deletable
 from slurmtrain.ops.rerun import plan_again, rerun
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace

@@ -16,7 +16,7 @@ from helpers.workspaces import load_run, make_workspace
 
 from slurmtrain.errors import RegistryFailed, RegistryUnusable, UserError
 from slurmtrain.model.urls import DatabaseUrl, read_database_url
-from slurmtrain.ops.copy_registry import copy_registry
+from slurmtrain.ops.registries import copy_registry
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import schema, store

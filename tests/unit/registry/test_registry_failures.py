@@ -20,7 +20,7 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.config import Config
 from slurmtrain.errors import RegistryDamaged, RegistryFailed
-from slurmtrain.ops import rebuild as rebuilding
+from slurmtrain.ops import registries as rebuilding
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import sqlite

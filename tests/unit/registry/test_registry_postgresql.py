@@ -19,7 +19,7 @@ from helpers.workspaces import load_run, make_workspace
 from slurmtrain.errors import RegistryFailed, RegistryNewer, RegistryUnusable
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.urls import DatabaseUrl, read_database_url
-from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.registry import postgresql, schema
 from slurmtrain.registry.cells import Sent

@@ -11,7 +11,7 @@ from helpers.queried_runs import SWEEP, write_run, write_sweep
 from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import QueryError, UserError
-from slurmtrain.ops.query.compare import Answer, Ranking, compare, rank
+from slurmtrain.ops.query.compare import Answer, Ranking, put_side_by_side, rank
 from slurmtrain.ops.query.select import Question
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -43,7 +43,7 @@ def ranked(workspace: Workspace, *names: str, by: str | None = "acc", larger: bo
 
 def compared(workspace: Workspace, *names: str, **options: Any) -> Answer:
     question = Question(names=names, for_programs=True)
-    return compare(workspace, observe(workspace, ask_slurm=False).runs, question, **options)
+    return put_side_by_side(workspace, observe(workspace, ask_slurm=False).runs, question, **options)
 
 
 def test_runs_are_ranked_by_the_newest_value_and_those_without_it_are_counted(workspace: Workspace) -> None:

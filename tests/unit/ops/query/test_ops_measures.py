@@ -16,8 +16,8 @@ from slurmtrain.errors import QueryError
 from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.query.fields import value_of
 from slurmtrain.ops.query import compare as module
-from slurmtrain.ops.query.compare import Ranking, compare, rank
-from slurmtrain.ops.query.select import Question, select
+from slurmtrain.ops.query.compare import Ranking, put_side_by_side, rank
+from slurmtrain.ops.query.select import Question, select_runs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -35,7 +35,9 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 def columns_of(workspace: Workspace, **question: Any) -> list[dict[str, Any]]:
     """The values of the columns of a question, by run."""
-    runs = select(workspace, observe(workspace, ask_slurm=False).runs, Question(for_programs=True, **question)).runs
+    runs = select_runs(
+        workspace, observe(workspace, ask_slurm=False).runs, Question(for_programs=True, **question)
+    ).runs
     return [{name: value_of(run, name) for name in ("id", *question.get("columns", ()))} for run in runs]
 
 
@@ -82,7 +84,7 @@ def test_curves_are_read_only_of_runs_that_other_conditions_leave_and_for_none_t
 
 def compare_best(workspace: Workspace) -> float | None:
     question = Question(names=["gpt"], namesakes=True, for_programs=True)
-    answer = compare(workspace, observe(workspace, ask_slurm=False).runs, question, ["ppl"])
+    answer = put_side_by_side(workspace, observe(workspace, ask_slurm=False).runs, question, ["ppl"])
     return answer.comparison.groups[0].runs[1].scores["ppl"].best
 
 
@@ -137,7 +139,9 @@ def test_repetitions_are_ranked_by_their_mean(workspace: Workspace) -> None:
 
 def test_comparisons_take_measures_and_what_counts_as_a_repetition(workspace: Workspace) -> None:
     question = Question(names=[SWEEP], for_programs=True, over=("params.lr",))
-    answer = compare(workspace, observe(workspace, ask_slurm=False).runs, question, ["min:loss", "acc"], "max:acc")
+    answer = put_side_by_side(
+        workspace, observe(workspace, ask_slurm=False).runs, question, ["min:loss", "acc"], "max:acc"
+    )
     facts = answer.to_json()
     assert (facts["by"], facts["metrics"]) == ("max:acc", ["max:acc", "min:loss", "acc"])
     assert [group["settings"] for group in facts["groups"]] == [{"params.seed": 1}, {"params.seed": 0}]

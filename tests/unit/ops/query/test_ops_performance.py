@@ -19,7 +19,7 @@ from slurmtrain.ops.query.performance import (
     choose_baseline,
     compare_performance,
     compare_performance_of,
-    steps_per_second,
+    rate_of_steps,
 )
 from slurmtrain.ops.query.select import Question
 from slurmtrain.ops.shared.observe import observe
@@ -178,21 +178,21 @@ def run(name: str, **facts: Any) -> Performance:
 
 
 def test_the_pace_is_that_from_the_first_finished_step_to_the_last() -> None:
-    assert steps_per_second([1, 2, 3, 4, 5], [100.0, 101.0, 102.0, 103.0, 104.0]) == 1.0
+    assert rate_of_steps([1, 2, 3, 4, 5], [100.0, 101.0, 102.0, 103.0, 104.0]) == 1.0
     # A line for every tenth step, as scripts print them.
-    assert steps_per_second([10, 20, 30], [0.0, 5.0, 10.0]) == 2.0
+    assert rate_of_steps([10, 20, 30], [0.0, 5.0, 10.0]) == 2.0
 
 
 def test_the_stalls_of_saves_between_them_do_not_count() -> None:
     stalls = [Stall(at=99.0, seconds=5.0), Stall(at=102.0, seconds=2.0), Stall(at=106.0, seconds=5.0)]
-    assert steps_per_second([1, 2, 3, 4, 5], [100.0, 101.0, 102.0, 105.0, 106.0], stalls) == 1.0
+    assert rate_of_steps([1, 2, 3, 4, 5], [100.0, 101.0, 102.0, 105.0, 106.0], stalls) == 1.0
 
 
 @pytest.mark.parametrize(
     ("steps", "times"), [([], []), ([3], [1.0]), ([3, 3], [1.0, 2.0]), ([1, 2], [5.0, 5.0]), ([1, 2], [5.0, 4.0])]
 )
 def test_too_few_steps_have_no_pace(steps: list[int], times: list[float]) -> None:
-    assert steps_per_second(steps, times) is None
+    assert rate_of_steps(steps, times) is None
 
 
 def test_the_speedup_is_in_samples_and_the_ideal_in_gpus() -> None:

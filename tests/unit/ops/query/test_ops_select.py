@@ -12,7 +12,7 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import QueryError, RunNotFound
 from slurmtrain.ops import colleagues
-from slurmtrain.ops.query.select import Question, Selection, select
+from slurmtrain.ops.query.select import Question, Selection, select_runs
 from slurmtrain.ops.shared import views
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
@@ -30,7 +30,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def answer(workspace: Workspace, **question: Any) -> Selection:
-    return select(workspace, observe(workspace, ask_slurm=False).runs, Question(**question))
+    return select_runs(workspace, observe(workspace, ask_slurm=False).runs, Question(**question))
 
 
 def numbers(workspace: Workspace, **question: Any) -> list[int]:

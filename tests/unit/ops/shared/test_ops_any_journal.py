@@ -19,7 +19,7 @@ from slurmtrain.model.run.events.base import encode, layout
 from slurmtrain.model.run.journal_lines import payload_classes
 from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.model.run.run import RUN_STATES
-from slurmtrain.ops.diagnose.attempt import diagnose
+from slurmtrain.ops.diagnose import diagnose
 from slurmtrain.ops.shared.ledger_file import nodes_json
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_details import checkpoints_json, show_json

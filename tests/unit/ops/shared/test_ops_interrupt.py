@@ -15,7 +15,7 @@ from helpers.workspaces import build_run
 
 from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.wait import wait
+from slurmtrain.ops.watch import wait
 from slurmtrain.registry.rows import Listed
 
 

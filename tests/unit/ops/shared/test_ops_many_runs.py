@@ -14,7 +14,7 @@ from slurmtrain.errors import RunNotFound
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.ops.query.compare import rank
-from slurmtrain.ops.query.select import NEWEST, Question, select
+from slurmtrain.ops.query.select import NEWEST, Question, select_runs
 from slurmtrain.ops.shared import observe as observe_module
 from slurmtrain.ops.shared.find import choose_all_listed, choose_listed
 from slurmtrain.ops.shared.observe import Observed, observe
@@ -114,7 +114,7 @@ def test_runs_that_come_and_go_are_noticed_at_once(workspace: Workspace) -> None
 
 def test_a_list_of_the_newest_does_not_read_all_runs(workspace: Workspace) -> None:
     runs = observe(workspace).runs
-    selection = select(workspace, runs, Question())
+    selection = select_runs(workspace, runs, Question())
     assert [run["id"] for run in selection.runs] == [id_of(number) for number in range(RUNS - 1, RUNS - 1 - NEWEST, -1)]
     assert selection.total == RUNS
     assert "index" not in vars(runs)

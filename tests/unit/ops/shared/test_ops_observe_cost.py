@@ -19,7 +19,7 @@ from slurmtrain.config import Config
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.ops import sync as sync_module
-from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared import observe as observing
 from slurmtrain.ops.shared.mirroring import MirrorOutcome
 from slurmtrain.ops.shared.observe import Observed, observe

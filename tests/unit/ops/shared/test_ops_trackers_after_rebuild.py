@@ -17,7 +17,7 @@ from helpers.workspaces import make_workspace
 from slurmtrain.cli.show_commands import show_command
 from slurmtrain.cli.status_commands import status_command
 from slurmtrain.model.run.layout import run_id
-from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.observe import observe

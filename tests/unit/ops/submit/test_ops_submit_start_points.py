@@ -12,7 +12,7 @@ from helpers.saved_runs import copy_run, cut
 import slurmtrain
 from slurmtrain.errors import NoCheckpoint, RunNotFound, SpecError, UserError
 from slurmtrain.model.run.layout import MANIFEST, RunDir
-from slurmtrain.ops.deletion.delete import delete, find_deletable
+from slurmtrain.ops.delete import delete, find_deletable
 from slurmtrain.ops.prune import prune
 from slurmtrain.ops.rerun import rerun
 from slurmtrain.ops.resume import check_checkpoint, resume

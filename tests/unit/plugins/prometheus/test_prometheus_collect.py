@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.run.accounting import INTERRUPTED, Placement, merged
 from slurmtrain.model.run.run import CAUSES
-from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.prometheus.collect import COUNTER, SUMMARY, Families
 from slurmtrain.plugins.prometheus.counters import Counters

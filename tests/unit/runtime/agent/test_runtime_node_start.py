@@ -11,7 +11,7 @@ from slurmtrain.model.experiment.plan import Plan, make_plan
 from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops.deletion.delete import _unlink_logs
+from slurmtrain.ops.tree_removal import unlink_logs
 from slurmtrain.runtime.agent.node_start import link_log, log_facts, own_cores
 
 
@@ -39,9 +39,9 @@ def test_the_link_leads_to_the_newest_attempt_and_nothing_of_others_is_replaced(
     assert sorted(path.name for path in link.parent.iterdir()) == ["x-7.out", "x-8.out"]
     assert "log: /dev/null/%j" in link_log(plan(tmp_path, "/dev/null/%j"), attempt, "7", log)
     assert link_log(plan(tmp_path, None), attempt, "7", log) == ""
-    _unlink_logs(other)
+    unlink_logs(other)
     assert link.is_symlink()
-    _unlink_logs(run)
+    unlink_logs(run)
     assert [path.name for path in link.parent.iterdir()] == ["x-8.out"]
 
 

@@ -13,7 +13,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,6 @@ from typing import Any
 from slurmtrain.errors import PathError, RunUnreadable, SlurmtrainError
 from slurmtrain.model.run.layout import (
     ATTEMPTS,
-    ArrayDir,
     RunDir,
     RunsRoot,
     SubmissionDir,
@@ -31,11 +30,11 @@ from slurmtrain.model.run.layout import (
     put_aside,
     run_ids_among,
 )
-from slurmtrain.ops.deletion.tree_removal import Removal, remove_entries
-from slurmtrain.ops.prune import is_over
+from slurmtrain.ops.prune import has_no_writer
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.tree_removal import Removal, remove_entries, unlink_logs
 from slurmtrain.runtime.code.code_copy import can_be_made_again
 from slurmtrain.system.files import describe_os_error, read_json
 from slurmtrain.system.locks import locked
@@ -132,7 +131,7 @@ def find_removable(workspace: Workspace, kinds: Collection[str], older_than_s: f
             latter it is a day at least.
     """
     cleanable = Cleaned(dry=True, older_than_s=older_than_s)
-    for part in _parts(workspace, kinds, time.time() - older_than_s, cleanable):
+    for part in _removable_parts(workspace, kinds, time.time() - older_than_s, cleanable):
         cleanable.add(part, part.remove(dry=True))
     return cleanable
 
@@ -145,42 +144,70 @@ def remove(workspace: Workspace, removable: Cleaned) -> Cleaned:
         try:
             with _still_removable(workspace, part, oldest) as rest:
                 if rest is not None:
+                    if rest.kind == "logs" and rest.run is not None:
+                        # The user's own links to them would lead nowhere.
+                        unlink_logs(rest.run)
                     cleaned.add(rest, rest.remove())
         except (SlurmtrainError, OSError) as error:
             cleaned.problems.append(describe_os_error(error) if isinstance(error, OSError) else str(error))
     return cleaned
 
 
-def _parts(workspace: Workspace, kinds: Collection[str], oldest: float, cleanable: Cleaned) -> Iterator[Part]:
+def _removable_parts(workspace: Workspace, kinds: Collection[str], oldest: float, cleanable: Cleaned) -> Iterator[Part]:
     """What can be removed. ``oldest``: later changes protect; ``cleanable``: receives what is in the way."""
     root, aged = workspace.root, min(oldest, _a_day_ago())
-    over, existing = _ended_runs(workspace, oldest)
+    # Of the runs that ended before, those to which nothing can write.
+    observed = observe(workspace)
+    settled = [run_id for run_id, row in observed.runs.index.items() if row.ended and row.settled]
+    over = {
+        run_id
+        for run_id, listed in observed.runs.fetch(settled).items()
+        if not listed.unreadable and (listed.row["ended_at"] or time.time()) <= oldest
+    }
     for run_id in over:
         yield from _parts_of_run(root.run(run_id), kinds)
-    gone = partial(_is_gone_or_over, over=over, existing=existing)
-    shared: dict[str, Callable[[], Iterable[tuple[Path, str]]]] = {
-        "code": lambda: _unnamed_snapshots(workspace, aged, cleanable),
-        "arrays": lambda: (
-            (root.arrays, name) for name in _old(root.arrays, aged) if all(map(gone, _elements(root.array(name))))
-        ),
-        "caches": lambda: (
-            (root.histories, name)
-            for name in _old(root.histories, time.time())
-            if name.partition(".")[0] not in existing
-        ),
-        "keys": lambda: (
-            (root.keys, name)
-            for name in _old(root.keys, aged, lambda name: name.endswith(".json"))
-            if all(map(gone, _runs_of_key(root.keys / name)))
-        ),
-        "litter": lambda: (
-            *((root.snapshots, name) for name in _old(root.snapshots, _a_day_ago(), _is_unfinished)),
-            *((root.searches, name) for name in _old(root.searches, _a_day_ago(), partial(_is_left_lock, root))),
-        ),
-    }
-    for kind, entries in shared.items():
-        if kind in kinds:
-            yield from (Part(kind, folder, [name]) for folder, name in entries())
+    yield from _parts_without_run(root, kinds, over, aged)
+    if "code" in kinds:
+        yield from _unnamed_snapshots(workspace, aged, cleanable)
+    if "litter" in kinds:
+        # An entry that was still to become a snapshot, or to be removed; and the lock of a search that is over.
+        is_unfinished = partial(re.match, r"\.(new|old)-")
+        for folder, is_litter in ((root.snapshots, is_unfinished), (root.searches, partial(_is_left_lock, root))):
+            yield from (Part("litter", folder, [name]) for name in _old(folder, _a_day_ago(), is_litter))
+
+
+def _parts_without_run(root: RunsRoot, kinds: Collection[str], over: Collection[str], aged: float) -> Iterator[Part]:
+    """What several runs share, or what a run has outside its directory, that none of them can need.
+
+    Args:
+        root: where the runs are.
+        kinds: keys of :data:`KINDS`.
+        over: the runs to which nothing can write.
+        aged: what was changed later stays.
+    """
+    existing = set(run_ids_among(_entries_of(root.path)))
+
+    def is_gone(run_id: str) -> bool:
+        return run_id in over or (run_id not in existing and run_id != "")
+
+    if "arrays" in kinds:
+        for name in _old(root.arrays, aged):
+            elements, run_ids = root.array(name).elements, []
+            for element in _entries_of(elements):
+                with contextlib.suppress(OSError):
+                    run_ids.append(SubmissionDir((elements / element).readlink()).run.id)
+            if all(map(is_gone, run_ids)):
+                yield Part("arrays", root.arrays, [name])
+    if "caches" in kinds:
+        for name in _old(root.histories, time.time()):
+            if name.partition(".")[0] not in existing:
+                yield Part("caches", root.histories, [name])
+    if "keys" in kinds:
+        for name in _old(root.keys, aged, lambda name: name.endswith(".json")):
+            with contextlib.suppress(PathError):
+                record = read_json(root.keys / name) or {}
+                if all(map(is_gone, map(str, record.get("runs") or ()))):
+                    yield Part("keys", root.keys, [name])
 
 
 def _parts_of_run(directory: RunDir, kinds: Collection[str]) -> Iterator[Part]:
@@ -192,29 +219,8 @@ def _parts_of_run(directory: RunDir, kinds: Collection[str]) -> Iterator[Part]:
     if "copies" in kinds and can_be_made_again(directory):
         # The copy counts as complete as long as its state is there: that goes first.
         yield Part("copies", directory.path, (directory.code_state.name, directory.code.name), run=directory)
-    if "aside" in kinds and (names := list(filter(put_aside, _entries(directory.path)))):
+    if "aside" in kinds and (names := list(filter(put_aside, _entries_of(directory.path)))):
         yield Part("aside", directory.path, names, run=directory)
-
-
-def _ended_runs(workspace: Workspace, oldest: float) -> tuple[set[str], set[str]]:
-    """The ids of runs that ended before ``oldest`` and that nothing can write to, and the ids of all runs."""
-    observed = observe(workspace)
-    settled = [run_id for run_id, row in observed.runs.index.items() if row.ended and row.settled]
-    over = {
-        run_id
-        for run_id, listed in observed.runs.fetch(settled).items()
-        if not listed.unreadable and (listed.row["ended_at"] or time.time()) <= oldest
-    }
-    return over, set(run_ids_among(_entries(workspace.root.path)))
-
-
-def _is_gone_or_over(run_id: str, *, over: Collection[str], existing: Collection[str]) -> bool:
-    return run_id in over or (run_id not in existing and run_id != "")
-
-
-def _is_unfinished(name: str) -> bool:
-    """Whether an entry beside the snapshots was still to become one, or to be removed."""
-    return name.startswith((".new-", ".old-"))
 
 
 def _is_left_lock(root: RunsRoot, name: str) -> bool:
@@ -222,24 +228,7 @@ def _is_left_lock(root: RunsRoot, name: str) -> bool:
     return name.endswith(".lock") and not (root.searches / name).with_suffix(".json").exists()
 
 
-def _elements(array: ArrayDir) -> Iterator[str]:
-    """The ids of the runs whose jobs were elements of an array."""
-    for name in _entries(array.elements):
-        with contextlib.suppress(OSError):
-            yield SubmissionDir((array.elements / name).readlink()).run.id
-
-
-def _runs_of_key(path: Path) -> Iterator[str]:
-    """The ids of the runs that were submitted with an idempotency key; an empty one if that is not known."""
-    try:
-        record = read_json(path) or {}
-    except PathError:
-        yield ""
-        return
-    yield from map(str, record.get("runs") or ())
-
-
-def _unnamed_snapshots(workspace: Workspace, aged: float, cleanable: Cleaned) -> Iterator[tuple[Path, str]]:
+def _unnamed_snapshots(workspace: Workspace, aged: float, cleanable: Cleaned) -> Iterator[Part]:
     """Snapshots unchanged since ``aged`` that no plan names. ``cleanable``: receives what is in the way."""
     folder = workspace.root.snapshots
     if not (names := list(_old(folder, aged, _SNAPSHOT.fullmatch))):
@@ -250,18 +239,18 @@ def _unnamed_snapshots(workspace: Workspace, aged: float, cleanable: Cleaned) ->
         why = describe_os_error(error) if isinstance(error, OSError) else error
         cleanable.problems.append(f"no snapshot of code is removed, since a plan cannot be read: {why}")
         return
-    yield from ((folder, name) for name in names if name not in named)
+    yield from (Part("code", folder, [name]) for name in names if name not in named)
 
 
 def _named_snapshots(workspace: Workspace) -> set[str]:
     """The snapshots that any plan names, also of a run that was deleted: ``rerun`` may use it. Raises OSError."""
     root = workspace.root
     named: set[str] = set()
-    for name in _entries(root.path):
+    for name in _entries_of(root.path):
         if not (is_unborn(name) or any(run_ids_among([name]))):
             continue
         directory = RunDir(root.path / name)
-        submissions = [directory.submissions / each for each in _entries(directory.submissions)]
+        submissions = [directory.submissions / each for each in _entries_of(directory.submissions)]
         for path in (directory.plan, *(submission / directory.plan.name for submission in submissions)):
             with contextlib.suppress(FileNotFoundError):
                 named.update(text.decode() for text in _HASHES.findall(read_checked(path)))
@@ -290,7 +279,13 @@ def _still_removable(workspace: Workspace, part: Part, oldest: float) -> Iterato
         with locked(part.folder / name, wait=False) as lock:
             yield part if lock is not None and _is_left_lock(workspace.root, name) else None
     elif part.kind == "code":
-        yield _take_snapshots_away(workspace, part, oldest)
+        with locked(workspace.root.snapshots_lock):
+            named = _named_snapshots(workspace)
+            unused = set(_old(part.folder, min(oldest, _a_day_ago()), part.names.__contains__)) - named
+            # Under another name first, so that the next submission with this code takes it anew.
+            for name in unused:
+                (part.folder / name).rename(part.folder / f".old-{name}")
+        yield replace(part, names=[f".old-{name}" for name in unused]) if unused else None
     else:
         yield part
 
@@ -301,29 +296,18 @@ def _is_over(workspace: Workspace, directory: RunDir) -> bool:
     run = workspace.store.load(directory.id)
     if run is None or run.unreadable:
         raise RunUnreadable(f"run {directory.id} cannot be read")
-    return run.ended and is_over(run)
-
-
-def _take_snapshots_away(workspace: Workspace, part: Part, oldest: float) -> Part | None:
-    """Give snapshots that are not needed another name, so that the next submission with this code takes it anew."""
-    with locked(workspace.root.snapshots_lock):
-        named = _named_snapshots(workspace)
-        unused = set(_old(part.folder, min(oldest, _a_day_ago()), part.names.__contains__)) - named
-        names = {name: f".old-{name}" for name in unused}
-        for name, condemned in names.items():
-            (part.folder / name).rename(part.folder / condemned)
-    return Part(part.kind, part.folder, list(names.values())) if names else None
+    return run.ended and has_no_writer(run)
 
 
 def _old(folder: Path, oldest: float, chosen: Callable[[str], object] = bool) -> Iterator[str]:
     """The chosen entries of a directory, in order, that have not been changed since ``oldest``."""
-    for name in _entries(folder):
+    for name in _entries_of(folder):
         with contextlib.suppress(OSError):
             if chosen(name) and (folder / name).lstat().st_mtime <= oldest:
                 yield name
 
 
-def _entries(folder: Path) -> Iterable[str]:
+def _entries_of(folder: Path) -> Iterable[str]:
     with contextlib.suppress(OSError):
         return sorted(os.listdir(folder))
     return ()

@@ -15,8 +15,8 @@ from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.diagnosis.root_cause import PatternMatch
 from slurmtrain.model.run.run import Live
-from slurmtrain.ops.diagnose import log_evidence as log_reading
-from slurmtrain.ops.diagnose.attempt import AttemptDiagnosis, diagnose
+from slurmtrain.ops import diagnose as log_reading
+from slurmtrain.ops.diagnose import AttemptDiagnosis, diagnose
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.parse import Job
 

@@ -11,13 +11,19 @@ from helpers.fakeslurm import PARTITIONS, SlurmCommands, squeue_line
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import build_run, load_run, sync_again
 
+from slurmtrain.local import local_launch as local_launch
+from slurmtrain.model.run.layout import run_id
+from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.run_details import show_json
+from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
+from slurmtrain.runtime.environment.node import Turn, read_launch
 from slurmtrain.slurm import requeue
 from slurmtrain.system.locks import locked
+from slurmtrain.system.process import this_process
 
 WHY = "n1: clock: 5 s ahead of n0 (limit 1 s)"
 OVER = "7|COMPLETED|0:0|100|200|300|30|n[0-1]|x-0123456789\n"
@@ -244,3 +250,73 @@ def test_what_failed_is_tried_again_only_after_a_while(slurm: SlurmCommands) -> 
     assert [scheduler.should_retry(key) for key in ("x", "x", "y")] == [True, False, True]
     assert [Scheduler(0.0, None).should_retry("x") for _ in range(2)] == [True, True]
     assert slurm.calls("squeue") == []
+
+
+RESOURCES = {"nodes": {"min": 1, "max": 2}, "grow": True}
+
+
+def grows(workspace: Workspace) -> SimulatedRun:
+    """A run on one of two nodes."""
+    run = build_run(workspace, resources=RESOURCES)
+    assert run._plan is not None
+    run.created(**run_settings(run._plan))
+    return run.submitted().later(time.time() - 200).started()
+
+
+def queue(*jobs: str) -> str:
+    """What squeue prints: the second job 8, and these."""
+    return "".join(map(squeue_line, jobs)) + squeue_line("8", run_id=f"{RUN_ID}-more")
+
+
+def test_a_second_job_stays_while_its_run_trains(workspace: Workspace, slurm: SlurmCommands) -> None:
+    run = grows(workspace)
+    run.node("nodes_requested", job_id="8", nodes=1)
+    slurm.replies("squeue", queue("7").replace("PENDING", "RUNNING", 1))
+    synced = sync_again(workspace)
+    assert (slurm.calls("scancel"), synced.notes) == ([], [])
+
+
+def test_sync_cancels_a_second_job_whose_run_waits_again(workspace: Workspace, slurm: SlurmCommands) -> None:
+    run = grows(workspace)
+    run.ended("preempted", reason="stopped by SIGTERM")
+    slurm.replies("scancel")
+    slurm.replies("scontrol")
+    slurm.replies("squeue", squeue_line("7", restart=1) + queue())
+    synced = sync_again(workspace)
+    assert [call.args for call in slurm.calls("scancel")] == [["8"]]
+    assert synced.notes == [f"run {RUN_ID}: cancelled job 8, which waited for more nodes of it"]
+
+
+def test_the_end_of_a_run_by_hand_is_that_of_its_second_job(workspace: Workspace, slurm: SlurmCommands) -> None:
+    run = grows(workspace)
+    slurm.replies("scontrol")
+    slurm.replies("scancel")
+    slurm.replies("squeue", queue("7"))
+    assert sorted(live_jobs(workspace, RUN_ID, None)) == ["7", "8"]
+    slurm.replies("squeue", "")
+    slurm.replies("sacct", f"7|CANCELLED by 0|0:0|100|200|{int(time.time())}|30|n0|x-{RUN_ID}\n")
+    run.later(time.time())
+    cancel(workspace, [RUN_ID], force=True)
+    assert [call.args for call in slurm.calls("scancel")][-1] == ["--me", f"--name=x-{RUN_ID}-more"]
+
+
+RUNS = [run_id(1_700_000_000_000 + number, 0) for number in range(5)]
+SWEEPS = ("first", None, "second", "first", "second")
+
+
+def test_a_run_that_sync_starts_waits_for_the_one_before_it_in_its_own_sweep(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_launch, "launch", lambda *_: this_process())
+    for name, sweep in zip(RUNS, SWEEPS, strict=True):
+        fields: dict[str, Any] = {} if sweep is None else {"sweep": sweep, "parallel": 2}
+        SimulatedRun(workspace.root.run(name), spec={"name": "n"}, executor="local").created(**fields)
+    assert sync_again(workspace).started == RUNS
+    launches = [read_launch(workspace.root.run(name).submission(1)) for name in RUNS]
+    assert [launch.turn for launch in launches if launch] == [
+        Turn("first", 2),
+        None,
+        Turn("second", 2),
+        Turn("first", 2, behind=RUNS[0]),
+        Turn("second", 2, behind=RUNS[2]),
+    ]

@@ -23,6 +23,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from slurmtrain.errors import PathError, RunBusy, RunUnreadable, SlurmtrainError
 from slurmtrain.model.run.events.base import Payload
@@ -30,18 +31,20 @@ from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
 from slurmtrain.model.run.events.command_events import DeletionRequested, FilesDeleted
 from slurmtrain.model.run.layout import RunDir, outlives_deletion
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.deletion.tracker_files import file_targets, remove_tracker_files
-from slurmtrain.ops.deletion.tree_removal import Removal, remove_tree
 from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.run_details import find_forks
+from slurmtrain.ops.shared.trackers import Target, targets_of
 from slurmtrain.ops.shared.workspace import Workspace, person
+from slurmtrain.ops.tree_removal import Removal, remove_entries, remove_tree, unlink_logs
 from slurmtrain.registry.rows import Listed
 from slurmtrain.runtime.code.code_copy import results_in_copy
+from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.system.files import DIRECTORY_MODE, FULL, describe_os_error, fsync_directory
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
-from slurmtrain.system.owned_files import check_owner, open_directory, read_checked, read_readable
+from slurmtrain.system.owned_files import check_owner, open_directory, read_checked
+from slurmtrain.tracking.tracker_plugins import files_of_tracker, writes_files
 
 _WHY = "the run was deleted"
 
@@ -95,15 +98,16 @@ def find_deletable(workspace: Workspace, names: Sequence[str], *, forget: bool) 
         _check_over(workspace, run_id, listed, forget=forget)
     _check_not_needed(workspace, observed, run_ids)
     todo = {run_id: listed for run_id, listed in chosen.items() if forget or listed.row["freed"] is None}
-    return {
-        run_id: Deletable(
-            listed,
-            _would_remove(workspace, run_id, listed, forget=forget),
-            results_in_copy(workspace.root.run(run_id)),
-            find_forks(workspace, run_id),
-        )
-        for run_id, listed in todo.items()
-    }
+    deletable = {}
+    for run_id, listed in todo.items():
+        directory = workspace.root.run(run_id)
+        if _leads_anywhere(directory, listed):
+            removal = Removal(links=[str(directory.path)])
+        else:
+            removal = _remove(directory, forget=forget, dry=True)
+            removal.add(remove_tracker_files(workspace, run_id, file_targets(workspace, directory), dry=True))
+        deletable[run_id] = Deletable(listed, removal, results_in_copy(directory), find_forks(workspace, run_id))
+    return deletable
 
 
 def delete(workspace: Workspace, runs: Mapping[str, Deletable], *, forget: bool) -> Deleted:
@@ -118,11 +122,11 @@ def delete(workspace: Workspace, runs: Mapping[str, Deletable], *, forget: bool)
     for run_id, run in runs.items():
         try:
             if _leads_anywhere(workspace.root.run(run_id), run.listed):
-                removal = _unlink(workspace, run_id)
+                removal = _forget(workspace, run_id, is_link=True)
             elif forget:
                 removal = _forget(workspace, run_id)
             else:
-                removal = _delete(workspace, run_id, run.removal.bytes)
+                removal = _delete_files(workspace, run_id, run.removal.bytes)
         except (SlurmtrainError, OSError) as error:
             why = describe_os_error(error) if isinstance(error, OSError) else str(error)
             deleted.problems.append(f"run {run_id} was not deleted: {why}")
@@ -146,7 +150,7 @@ def _check_over(workspace: Workspace, run_id: str, listed: Listed, *, forget: bo
             "nothing was deleted"
         )
     else:
-        run = _read(workspace, run_id)
+        run = _read_now(workspace, run_id)
         if run.newest is not None and (run.executor == "local" or not run.newest.settled):
             _check_nothing_runs(workspace, run_id, run)
 
@@ -178,7 +182,20 @@ def _check_not_needed(workspace: Workspace, observed: Observed, run_ids: Sequenc
         if row.ended or other in chosen:
             continue
         directory = workspace.root.run(other)
-        text = b"".join((*_plans(directory), *_chain_files(directory)))
+        has_copy, text = any(directory.start.glob("*")), b""
+        with contextlib.suppress(OSError, PathError):
+            for path in (directory.plan, *directory.submissions.glob("*/plan.json")):
+                plan = read_checked(path)
+                # The checkpoint that a run began with is not needed any more once the run has a copy of it.
+                with contextlib.suppress(ValueError, AttributeError):
+                    fields = json.loads(plan)
+                    for name in ("spec", "template") if has_copy else ():
+                        fields.get(name, {}).pop("start_from", None)
+                    plan = json.dumps(fields).encode()
+                text += plan
+        with contextlib.suppress(OSError, PathError):
+            # The ids of the runs that it starts after, and once it begins, their results.
+            text += read_checked(directory.upstream_facts if directory.upstream_facts.exists() else directory.upstreams)
         if needed := next((run_id for run_id in run_ids if run_id.encode() in text), None):
             raise RunBusy(
                 f"run {other} ({row.name}), which has not ended, names run {needed} in its plan, or starts after it: "
@@ -186,72 +203,33 @@ def _check_not_needed(workspace: Workspace, observed: Observed, run_ids: Sequenc
             )
 
 
-def _plans(directory: RunDir) -> Iterator[bytes]:
-    has_copy = any(directory.start.glob("*"))
-    with contextlib.suppress(OSError, PathError):
-        for path in (directory.plan, *directory.submissions.glob("*/plan.json")):
-            text = read_checked(path)
-            yield _without_start(text) if has_copy else text
-
-
-def _chain_files(directory: RunDir) -> Iterator[bytes]:
-    """The files of a run about the runs that it starts after: their ids until it begins, then their results."""
-    path = directory.upstream_facts if directory.upstream_facts.exists() else directory.upstreams
-    with contextlib.suppress(OSError, PathError):
-        yield read_checked(path)
-
-
-def _without_start(plan: bytes) -> bytes:
-    """The text of a plan without the checkpoint that a run began with, if it has a copy of that."""
-    try:
-        fields = json.loads(plan)
-        for name in ("spec", "template"):
-            fields.get(name, {}).pop("start_from", None)
-    except (ValueError, AttributeError):
-        return plan
-    return json.dumps(fields).encode()
-
-
-def _delete(workspace: Workspace, run_id: str, frees: int) -> Removal:
+def _delete_files(workspace: Workspace, run_id: str, frees: int) -> Removal:
     """Delete the files of a run. ``frees``: how many bytes that frees, as far as is known."""
     directory = workspace.root.run(run_id)
     with _locked_now(directory):
-        run = _read(workspace, run_id)
+        run = _read_now(workspace, run_id)
         if not run.ended:
             raise RunBusy(f"it is {run.state} meanwhile")
-        return _delete_files(workspace, directory, run, requested=run.deleted_at is not None, frees=frees)
-
-
-def _delete_files(workspace: Workspace, directory: RunDir, run: Run, *, requested: bool, frees: int = 0) -> Removal:
-    """Delete the files of a run whose lock is held.
-
-    Args:
-        workspace: where the run is.
-        directory: its directory.
-        run: what is known of it.
-        requested: whether its journals say already that it is deleted.
-        frees: how many bytes that frees.
-    """
-    events: list[Payload] = [] if requested else [DeletionRequested(bytes=frees, by=person())]
-    events += [
-        CheckpointPruned(path=each.path, step=each.step, why=_WHY)
-        for each in run.on_disk
-        if not Path(each.path).is_absolute()
-    ]
-    with workspace.journal(directory, "delete") as journal:
-        try:
-            _write(journal, events)
-        except OSError as error:
-            # On a full disk space comes first: a kill in between leaves a run to be deleted once more.
-            if error.errno not in FULL:
-                raise
-        _unlink_logs(directory)
-        removal = _remove(directory, forget=False)
-        _write(journal, events)
-        removal.add(_remove_of_trackers(workspace, directory))
-        if not removal.problems:
-            journal.write(FilesDeleted())
-    return removal
+        events: list[Payload] = [] if run.deleted_at is not None else [DeletionRequested(bytes=frees, by=person())]
+        events += [
+            CheckpointPruned(path=each.path, step=each.step, why=_WHY)
+            for each in run.on_disk
+            if not Path(each.path).is_absolute()
+        ]
+        with workspace.journal(directory, "delete") as journal:
+            try:
+                _journal_all(journal, events)
+            except OSError as error:
+                # On a full disk space comes first: a kill in between leaves a run to be deleted once more.
+                if error.errno not in FULL:
+                    raise
+            unlink_logs(directory)
+            removal = _remove(directory, forget=False)
+            _journal_all(journal, events)
+            removal.add(_remove_of_trackers(workspace, directory))
+            if not removal.problems:
+                journal.write(FilesDeleted())
+        return removal
 
 
 def _remove_of_trackers(workspace: Workspace, directory: RunDir) -> Removal:
@@ -262,24 +240,31 @@ def _remove_of_trackers(workspace: Workspace, directory: RunDir) -> Removal:
         return remove_tracker_files(workspace, directory.id, targets)
 
 
-def _write(journal: Journal, events: list[Payload]) -> None:
+def _journal_all(journal: Journal, events: list[Payload]) -> None:
     """Journal events, and take each off the list."""
     while events:
         journal.write(events[0])
         del events[0]
 
 
-def _forget(workspace: Workspace, run_id: str) -> Removal:
-    """Remove the directory of a run, and what the registry knows about it."""
+def _forget(workspace: Workspace, run_id: str, *, is_link: bool = False) -> Removal:
+    """Remove the directory of a run, or the link that stands for it, and what the registry knows about it."""
     directory, condemned = workspace.root.run(run_id), workspace.root.unborn(run_id)
-    if _is_no_directory(directory.path):
+    check_owner(directory.path.lstat(), directory.path)
+    # Something else may have the name of a run, such as a link that leads nowhere.
+    if is_link or not directory.path.is_dir():
         directory.path.unlink()
         workspace.store.write(lambda transaction: transaction.remove([run_id]))
-        return Removal()
-    _close_to_others(directory.path)
+        return Removal(links=[str(directory.path)] if is_link else [])
+    handle = open_directory(directory.path, check=check_owner)
+    try:
+        # The lock of a directory that others can write to is refused.
+        os.fchmod(handle, DIRECTORY_MODE)
+    finally:
+        os.close(handle)
     with _locked_now(directory):
         removal = _remove_of_trackers(workspace, directory)
-        _unlink_logs(directory)
+        unlink_logs(directory)
         # Its lock is renamed with it, so that no 'sync' interferes.
         directory.path.rename(condemned.path)
         fsync_directory(workspace.root.path)
@@ -292,45 +277,12 @@ def _forget(workspace: Workspace, run_id: str) -> Removal:
     return removal
 
 
-def _is_no_directory(path: Path) -> bool:
-    """Whether something else has the name of a run, such as a link that leads nowhere. Raises UntrustedPath."""
-    check_owner(path.lstat(), path)
-    return not path.is_dir()
-
-
-def _close_to_others(path: Path) -> None:
-    """Let nobody else write to a directory of one's own, whose lock is refused otherwise. Raises UntrustedPath."""
-    handle = open_directory(path, check=check_owner)
-    try:
-        os.fchmod(handle, DIRECTORY_MODE)
-    finally:
-        os.close(handle)
-
-
 def _leads_anywhere(directory: RunDir, listed: Listed) -> bool:
     """Whether a run directory is a link to something that is no run, such as one from an archive to a home directory.
 
     What is there is not removed, nor a lock created in it.
     """
     return listed.unreadable and directory.path.is_symlink()
-
-
-def _unlink(workspace: Workspace, run_id: str) -> Removal:
-    """Remove the link to what is no run, and what the registry knows about it."""
-    path = workspace.root.run(run_id).path
-    check_owner(path.lstat(), path)
-    path.unlink()
-    workspace.store.write(lambda transaction: transaction.remove([run_id]))
-    return Removal(links=[str(path)])
-
-
-def _would_remove(workspace: Workspace, run_id: str, listed: Listed, *, forget: bool) -> Removal:
-    directory = workspace.root.run(run_id)
-    if _leads_anywhere(directory, listed):
-        return Removal(links=[str(directory.path)])
-    removal = _remove(directory, forget=forget, dry=True)
-    removal.add(remove_tracker_files(workspace, run_id, file_targets(workspace, directory), dry=True))
-    return removal
 
 
 def _remove(directory: RunDir, *, forget: bool, dry: bool = False) -> Removal:
@@ -349,7 +301,7 @@ def _locked_now(directory: RunDir) -> Iterator[None]:
         yield
 
 
-def _read(workspace: Workspace, run_id: str) -> Run:
+def _read_now(workspace: Workspace, run_id: str) -> Run:
     """A run as its journals have it. Raises RunUnreadable."""
     observe(workspace, [run_id], ask_slurm=False)
     run = workspace.store.load(run_id)
@@ -358,11 +310,39 @@ def _read(workspace: Workspace, run_id: str) -> Run:
     return run
 
 
-def _unlink_logs(run: RunDir) -> None:
-    """Remove the user's own links that lead to logs of a run (the key ``log``), which is deleted."""
-    for note in run.attempts.glob("*/log-link"):
+# --- what trackers have written of a run on this machine, wherever its plans had them write ---------------------------
+
+
+def file_targets(workspace: Workspace, directory: RunDir) -> list[Target]:
+    """The trackers that write files, with the settings of each plan that a run had; one that is damaged counts not.
+
+    Args:
+        workspace: where the run is.
+        directory: its directory.
+    """
+    targets: dict[Any, Target] = {}
+    for path in (directory.plan, *directory.submissions.glob("*/plan.json")):
         with contextlib.suppress(OSError, PathError):
-            path = Path(os.fsdecode(read_readable(note)))
-            # The runs root may have been renamed meanwhile.
-            if path.is_symlink() and run.id in path.readlink().parts:
-                path.unlink()
+            if (plan := read_plan(path)) is not None:
+                targets |= {each.key: each for each in targets_of(workspace, plan) if writes_files(each.name)}
+    return list(targets.values())
+
+
+def remove_tracker_files(workspace: Workspace, run_id: str, targets: list[Target], *, dry: bool = False) -> Removal:
+    """Remove what trackers have written of a run. Files that they did not write stay.
+
+    Args:
+        workspace: where the run is.
+        run_id: the run.
+        targets: the trackers.
+        dry: remove nothing.
+    """
+    removal = Removal()
+    for target in targets:
+        files = files_of_tracker(target.name, target.settings, workspace.root, run_id)
+        if not files.names:
+            continue
+        removed = remove_entries(files.directory, files.names, files.is_foreign, dry=dry)
+        removed.trackers[target.name] = [str(files.directory / name) for name in files.names]
+        removal.add(removed)
+    return removal

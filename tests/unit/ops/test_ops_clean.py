@@ -16,11 +16,11 @@ from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from helpers.workspaces import make_workspace
 
 from slurmtrain.cli.show_commands import show_command
-from slurmtrain.cli.upkeep_commands import _FLAGS, clean_command
-from slurmtrain.model.experiment.code import CodeSpec
+from slurmtrain.cli.upkeep_commands import clean_command
+from slurmtrain.model.experiment.code import CodeSnapshot, CodeSpec
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops.deletion.clean import KINDS, ON_REQUEST, find_removable, remove
-from slurmtrain.ops.rebuild import rebuild
+from slurmtrain.ops.clean import KINDS, find_removable, remove
+from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.code.code_copy import make_tree
 from slurmtrain.snapshots.selection import CodeSource
@@ -153,11 +153,6 @@ def test_a_run_that_ended_lately_is_left_alone(workspace: Workspace) -> None:
     assert "is not a length of time; write 2w, 30d, 12h or 90m" in str(error)
 
 
-def test_each_kind_has_an_option() -> None:
-    assert list(_FLAGS) == list(KINDS)
-    assert KINDS.keys() >= ON_REQUEST
-
-
 def test_a_space_shared_by_two_names_is_freed_with_the_last(workspace: Workspace) -> None:
     aside = workspace.root.run(ENDED).path / "checkpoints.before-attempt-2" / "step-3" / "rank-0.bin"
     (workspace.root.path / "kept").hardlink_to(aside)
@@ -179,6 +174,16 @@ def test_a_snapshot_that_is_taken_again_meanwhile_stays(workspace: Workspace, tm
     assert not workspace.root.snapshot(UNNAMED).path.exists()
 
 
+def with_copy(workspace: Workspace, tmp_path: Path) -> tuple[RunDir, CodeSnapshot]:
+    """The run that has ended, with a copy of a snapshot of its code."""
+    write(tmp_path / "code" / "train.py", 10)
+    source = CodeSource(workdir=tmp_path / "code", spec=CodeSpec())
+    snapshot, _ = take(workspace.root, source, Path("/usr/bin/python3"))
+    run = workspace.root.run(ENDED)
+    make_tree(run, snapshot)
+    return run, snapshot
+
+
 @pytest.mark.parametrize(
     ("written", "goes"),
     [
@@ -191,28 +196,20 @@ def test_a_snapshot_that_is_taken_again_meanwhile_stays(workspace: Workspace, tm
 def test_a_copy_of_code_goes_where_a_script_has_changed_nothing_and_can_be_made_again(
     workspace: Workspace, tmp_path: Path, written: str, goes: bool
 ) -> None:
-    repository, run = tmp_path / "code", workspace.root.run(ENDED)
-    write(repository / "train.py", 10)
-    source, python = CodeSource(workdir=repository, spec=CodeSpec()), Path("/usr/bin/python3")
-    snapshot, _ = take(workspace.root, source, python)
-    make_tree(run, snapshot)
+    run, snapshot = with_copy(workspace, tmp_path)
     if written:
         write(snapshot.tree(run.code) / written, 10)
     removable = find_removable(workspace, {"copies"}, DAY_S)
     assert [part.run for part in removable.parts] == ([run] if goes else [])
     remove(workspace, removable)
     assert (run.code.exists(), run.code_state.exists()) == (not goes, not goes)
-    assert repository.exists()
+    assert (tmp_path / "code").exists()
     assert make_tree(run, snapshot) is goes
     assert (snapshot.tree(run.code) / "train.py").exists()
 
 
 def test_a_copy_of_code_whose_snapshot_is_gone_stays(workspace: Workspace, tmp_path: Path) -> None:
-    repository, run = tmp_path / "code", workspace.root.run(ENDED)
-    write(repository / "train.py", 10)
-    source, python = CodeSource(workdir=repository, spec=CodeSpec()), Path("/usr/bin/python3")
-    snapshot, _ = take(workspace.root, source, python)
-    make_tree(run, snapshot)
+    _, snapshot = with_copy(workspace, tmp_path)
     workspace.root.snapshot(snapshot.hash).contents.unlink()
     assert find_removable(workspace, {"copies"}, DAY_S).parts == []
 
@@ -235,6 +232,15 @@ def test_the_lock_of_a_search_that_is_over_goes_and_that_of_one_under_way_stays(
         os.utime(searches / "0000000006.lock", (LONG_AGO, LONG_AGO))
         assert call(workspace, "--litter", "-y").exit_code == 0
     assert files(searches) == {"0000000005.lock", "0000000005.json", "0000000006.lock"}
+
+
+def test_a_link_of_the_users_to_a_log_goes_with_the_log(workspace: Workspace, tmp_path: Path) -> None:
+    [attempt] = workspace.root.run(ENDED).attempts.iterdir()
+    link = tmp_path / "mine.log"
+    link.symlink_to(attempt / "logs" / "rank-0.log")
+    (attempt / "log-link").write_bytes(os.fsencode(link))
+    remove(workspace, find_removable(workspace, {"logs"}, DAY_S))
+    assert not link.is_symlink()
 
 
 def test_a_run_that_a_command_works_on_keeps_its_files(workspace: Workspace) -> None:

@@ -8,17 +8,20 @@ from pathlib import Path
 
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
-from helpers.simulated_run import SimulatedRun
+from helpers.simulated_run import RUN_ID, SimulatedRun
+from helpers.workspaces import build_run
 
 from slurmtrain.errors import RequestRefused, RunBusy, SpecError, SubmissionUncertain, SubmitFailed
 from slurmtrain.ops import resume as resuming
-from slurmtrain.ops.resume import find_failed, resume_failed
+from slurmtrain.ops.resume import find_failed, resume, resume_failed
 from slurmtrain.ops.shared import start
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit
+from slurmtrain.runtime.checkpoint.checkpoint_files import MANIFEST, Manifest, Staging, newest_published
 from slurmtrain.runtime.environment.node import read_launch
 from slurmtrain.runtime.job import lease
+from slurmtrain.system.files import make_directory, write_json
 from slurmtrain.system.locks import locked
 
 SPEC = """
@@ -179,3 +182,29 @@ def test_a_run_that_the_cluster_could_never_run_keeps_no_other_from_being_resume
     assert resumed.run_ids == [swept[LOST]]
     [problem] = resumed.problems
     assert swept[FAILED] in problem
+
+
+def manifest_of(step: int) -> Manifest:
+    """That of a checkpoint without files."""
+    return Manifest(step=step, world_size=1, saved_at=1.0, seconds=1.0, stall_s=0.0, plan_hash="h", attempt="7.0",
+                    why="steps", files={})  # fmt: skip
+
+
+def stage(checkpoints: Path, step: int) -> Staging:
+    staging = Staging(checkpoints, "7.0", step)
+    make_directory(staging.path, private=True)
+    return staging
+
+
+def test_a_checkpoint_whose_publisher_was_killed_before_the_rename_is_a_later_one(
+    workspace: Workspace, slurm: SlurmCommands
+) -> None:
+    slurm.replies("sacct", "7|FAILED|1:0|100|200|300|30|n0|x-0123456789\n")
+    run = build_run(workspace).submitted().started().saved(5).reached(40).crashed()
+    checkpoints = run.directory.checkpoints
+    stage(checkpoints, 5).publish(manifest_of(5))
+    write_json(stage(checkpoints, 40).path / MANIFEST, manifest_of(40).to_json())
+    resume(workspace, RUN_ID, step=5)
+    assert newest_published(checkpoints) == checkpoints / "step-5"
+    assert [path.name for path in run.directory.path.glob("checkpoints.before-attempt-*/*")] == ["step-40"]
+    assert len(slurm.calls("sbatch")) == 1

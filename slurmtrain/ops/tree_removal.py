@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmtrain.errors import PathError
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.owned_files import Check, check_owner, open_directory
+from slurmtrain.system.owned_files import Check, check_owner, open_directory, read_readable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # The unit of st_blocks (stat(2)).
@@ -81,6 +82,16 @@ def remove_entries(directory: Path, names: Iterable[str], keep: Callable[[str], 
         if handle is not None:
             tree.remove(handle, names, "")
     return tree.removal
+
+
+def unlink_logs(run: RunDir) -> None:
+    """Remove the user's own links to logs (the key ``log``) of a ``run`` whose logs are about to go."""
+    for note in run.attempts.glob("*/log-link"):
+        with contextlib.suppress(OSError, PathError):
+            path = Path(os.fsdecode(read_readable(note)))
+            # The runs root may have been renamed meanwhile.
+            if path.is_symlink() and run.id in path.readlink().parts:
+                path.unlink()
 
 
 @contextlib.contextmanager
@@ -156,7 +167,20 @@ class _Tree:
         """
         status = os.stat(name, dir_fd=handle, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
-            self._remove_directory(handle, name, path, device)
+            inner = os.open(name, _DIRECTORY, dir_fd=handle)
+            try:
+                status = os.fstat(inner)
+                check_owner(status, self._directory / path)
+                if status.st_dev != device:
+                    self.removal.problems.append(f"{self._directory / path} is another file system, and stays")
+                    return
+                self.empty(inner, f"{path}/")
+            finally:
+                os.close(inner)
+            if not self._dry:
+                # What is kept is still in it.
+                with contextlib.suppress(OSError):
+                    os.rmdir(name, dir_fd=handle)
             return
         if self._keep(path):
             return
@@ -166,22 +190,6 @@ class _Tree:
         self._count(status)
         if stat.S_ISLNK(status.st_mode):
             self.removal.links.append(str(self._directory / path))
-
-    def _remove_directory(self, handle: int, name: str, path: str, device: int) -> None:
-        inner = os.open(name, _DIRECTORY, dir_fd=handle)
-        try:
-            status = os.fstat(inner)
-            check_owner(status, self._directory / path)
-            if status.st_dev != device:
-                self.removal.problems.append(f"{self._directory / path} is another file system, and stays")
-                return
-            self.empty(inner, f"{path}/")
-        finally:
-            os.close(inner)
-        if not self._dry:
-            # What is kept is still in it.
-            with contextlib.suppress(OSError):
-                os.rmdir(name, dir_fd=handle)
 
     def _count(self, status: os.stat_result) -> None:
         """Count the space of a file if this was the last of its names; ``status``: from before it was removed."""

@@ -1,1 +1,0 @@
-"""Deleting runs: what goes, what stays, and how a tree is removed."""

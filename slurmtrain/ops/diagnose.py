@@ -1,0 +1,495 @@
+"""Why an attempt failed, judged by known patterns in its logs, by its journals, and by its state in Slurm."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, tzinfo
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from slurmtrain.errors import RunNotFound
+from slurmtrain.model.diagnosis.hang import LOADER_WAIT
+from slurmtrain.model.diagnosis.log_scan import Hit, make_hit, rank_of, scan_log, time_of
+from slurmtrain.model.diagnosis.patterns import CONFIRMATION, NOTE, ROOT, explain_xid
+from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.diagnosis.root_cause import Diagnosis, PatternMatch, diagnose_hits
+from slurmtrain.model.interruption.policy import policy_of
+from slurmtrain.model.query.fields import iso
+from slurmtrain.model.run.events.agent_events import NodeEnded, WorkersStarted
+from slurmtrain.model.run.events.base import AnyEvent, Event, P
+from slurmtrain.model.run.layout import attempt_of, node_of
+from slurmtrain.model.run.run import APART, SUSPENDED, Attempt, Live, Run
+from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.run_details import attempt_json
+from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.files import describe_os_error
+from slurmtrain.system.owned_files import open_readable
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttemptDiagnosis:
+    """Why an attempt failed, as far as its files show.
+
+    ``attempt``: None if the run was never started. ``read``: the number of logs that were read. ``partly``: paths of
+    logs that were read only at their beginning and end. ``problems``: logs that could not be read, and why.
+    """
+
+    run: Run
+    attempt: Attempt | None
+    diagnosis: Diagnosis
+    failing: FailedRank | None
+    read: int
+    partly: Sequence[str] = ()
+    problems: Sequence[str] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """What ``doctor RUN --json`` prints."""
+        attempt, diagnosis = self.attempt, self.diagnosis
+        laggard = diagnosis.laggard
+        return {
+            "schema": SCHEMA,
+            "run_id": self.run.id,
+            "state": self.run.state,
+            "attempt": attempt.number if attempt else None,
+            "cause": attempt.cause if attempt else None,
+            "reason": attempt.reason if attempt else self.run.reason,
+            "root": match_json(diagnosis.root) if diagnosis.root else None,
+            "others": [match_json(match) for match in diagnosis.others],
+            "laggard": {"ranks": list(laggard.ranks), "why": laggard.why} if laggard else None,
+            "ordered": diagnosis.ordered,
+            "inherited": dict(attempt.inherited) if attempt else {},
+            "failing": self.failing.to_dict() if self.failing else None,
+            "logs": {"read": self.read, "partly": list(self.partly), "problems": list(self.problems)},
+        }
+
+
+def match_json(match: PatternMatch) -> dict[str, Any]:
+    """FOUND of the JSON contract. ``at_by``: whether ``at`` is the time of the line or of its process's end."""
+    first = match.first
+    return {
+        "name": first.name,
+        "role": first.role,
+        "cause": first.cause,
+        "fix": first.fix,
+        "line": first.text,
+        "log": first.origin,
+        "rank": first.rank,
+        "host": first.host,
+        "at": iso(first.at),
+        "at_by": None if first.at is None else "line" if first.exact else "exit",
+        "count": match.count,
+        "ranks": list(match.ranks),
+    }
+
+
+def diagnose(
+    workspace: Workspace, run_id: str, number: int | None = None, live: Live | None = None
+) -> AttemptDiagnosis:
+    """Find out from its logs and journals why an attempt failed, or why it does not train.
+
+    Args:
+        workspace: Where the run is.
+        run_id: The run.
+        number: The attempt, counted from 1; None: the newest one if Slurm has suspended its job, else the last one
+            that failed, else the newest one.
+        live: What Slurm says of the run's job, if it is not over.
+
+    Raises:
+        RunNotFound: The run has no such attempt.
+    """
+    # The journals may have grown since the last sync. Slurm was already asked when the run was looked up.
+    observe(workspace, [run_id], ask_slurm=False)
+    run = workspace.store.load(run_id)
+    assert run is not None
+    is_suspended = live is not None and live.state == SUSPENDED
+    # Not simply the newest: the question is not about an attempt that runs now, after a failure.
+    failed = [each for each in run.attempts if each.ended and each.cause != "completed"]
+    attempt = failed[-1] if failed and not is_suspended else run.newest
+    if number is not None:
+        attempt = next((each for each in run.attempts if each.number == number), None)
+        if attempt is None:
+            raise RunNotFound(f"run {run.id} has no attempt {number}; it has {len(run.attempts)}")
+    if attempt is None:
+        return AttemptDiagnosis(run=run, attempt=None, diagnosis=diagnose_hits(()), failing=None, read=0)
+    journals = AttemptJournals(workspace, run_id, attempt)
+    logs = AttemptLogs(journals, run.attempts)
+    hits = [*logs.hits(workspace, run_id, attempt), *journals.hits()]
+    if live is not None and is_suspended and attempt is run.newest:
+        hits.append(suspended(live.reason, attempt.job_id))
+    return AttemptDiagnosis(
+        run=run,
+        attempt=attempt,
+        diagnosis=diagnose_hits(hits, sorted(logs.ranks | set(journals.hosts))),
+        failing=journals.failing(),
+        read=logs.read,
+        partly=logs.partly,
+        problems=logs.problems,
+    )
+
+
+# --- its journals -----------------------------------------------------------------------------------------------------
+
+# How many characters of a line are shown.
+_SHOWN_LINE = 500
+# No node has more ranks, and a journal may hold any number.
+_MOST_RANKS = 1024
+# The name of the hit that says how the attempt ended.
+OUTCOME = "outcome"
+_JOURNALS = "the run's journals"
+_FIXES = {
+    "preempted": "nothing: it is requeued (`slurmtrain doctor SPEC` says how)",
+    "timeout": "ask for more in resources.time, or let it be requeued (requeue.enabled)",
+    "node_fail": "nothing, unless it is always the same node: then exclude it (slurm.exclude)",
+    "oom": "raise resources.mem, or use less (data loader workers take a share each)",
+    "hang": "look at the ranks that it names; `slurmtrain show` has the stack of each",
+    "preflight": "see `slurmtrain show` and `slurmtrain nodes` for the checks that failed",
+    "cancelled": "`slurmtrain resume` continues from the newest checkpoint",
+    "lost": "check `sacct`, or ask the administrators: neither the job nor Slurm left a reason",
+}
+# CPython's issue 112275: a child of fork() waits for a lock that another thread of its parent held.
+_LOADER_FIX = (
+    "look at what its dataset waits for; a worker can also hang as it is forked, with Python before 3.11.10: "
+    "persistent_workers=True forks once instead of once an epoch, multiprocessing_context='forkserver' never"
+)
+_NOT_REQUEUED = "`slurmtrain resume` continues; leave requeue.enabled out, and it is requeued next time"
+_FIX_PASSED_OVER = "`slurmtrain verify` reads the checkpoint; `slurmtrain resume` tries it again"
+
+
+@dataclass(frozen=True, slots=True)
+class FailedRank:
+    """The rank that the journals say failed first: how (``description``, a predicate), and its last output lines.
+
+    ``rank``: None if it is the command that was to start the ranks of ``host``.
+    """
+
+    rank: int | None
+    host: str
+    description: str
+    last_lines: Sequence[str]
+
+    def to_dict(self) -> dict[str, Any]:
+        """This as JSON."""
+        return {"rank": self.rank, "host": self.host, "how": self.description, "last_lines": list(self.last_lines)}
+
+
+class AttemptJournals:
+    """The facts in the journals of an attempt: where its ranks ran, when they ended, and what the agents saw.
+
+    ``hosts``: the host of each rank. ``failures``: the first failure of each rank, as journaled; the failure of a
+    command that was to start ranks is under None.
+    """
+
+    def __init__(self, workspace: Workspace, run_id: str, attempt: Attempt) -> None:
+        """Read the journals of an ``attempt`` of the run ``run_id`` from the registry of ``workspace``."""
+
+        def events(cls: type[P]) -> list[Event[P]]:
+            of_attempt = [e for e in workspace.store.events(run_id, cls) if attempt_of(e.source) == attempt.key]
+            return sorted(of_attempt, key=lambda event: event.order)
+
+        self.attempt = attempt
+        self._ends = events(NodeEnded)
+        # Where each rank was last started.
+        self.hosts: dict[int, str] = {}
+        for event in events(WorkersStarted):
+            each = min(event.payload.ranks_each, _MOST_RANKS)
+            for number in event.payload.processes:
+                first = int(number) * each if event.payload.first_rank is None else event.payload.first_rank
+                self.hosts.update(dict.fromkeys(range(first, first + each), self._host(event)))
+        self.failures: dict[int | None, Mapping[str, Any]] = {}
+        for end in self._ends:
+            for failure in end.payload.failures:
+                # Ends are in order, so this is the first failure of the rank.
+                self.failures.setdefault(failure["rank"], failure)
+                if failure["rank"] is not None:
+                    self.hosts.setdefault(failure["rank"], self._host(end))
+
+    def exit_at(self, rank: int | None) -> float | None:
+        """When a rank failed, in seconds since 1970; None if it did not, or if that is unknown."""
+        return self.failures[rank].get("at") if rank in self.failures else None
+
+    def failing(self) -> FailedRank | None:
+        """The rank that failed first. One that failed because of another node counts only if there is no other."""
+        ends = [end for end in self._ends if end.payload.failures]
+        if not ends:
+            return None
+        # Agents end their ranks when another node fails ("cascade"), and clocks may differ, so the cause outranks time.
+        first = min(ends, key=lambda end: (end.payload.cascade, end.payload.failed_at or end.time))
+        failure = first.payload.failures[0]
+        signal, code = failure.get("signal"), failure.get("exit_code")
+        description = f"was killed by {signal}" if signal else f"exited with code {code}"
+        if failure.get("error"):
+            description += f": {printable_line(str(failure['error']))}"
+        lines = [printable_line(str(line)) for line in failure.get("last_lines") or ()]
+        rank = failure["rank"]
+        host = self.hosts[rank] if rank is not None else self._host(first)
+        return FailedRank(rank, host, description, lines)
+
+    def hits(self) -> Iterator[Hit]:
+        """What the journals add to the logs: evidence of the agents, hangs, and the cause of the attempt's end."""
+        for end in self._ends:
+            yield from _evidence_hits(end, self._host(end))
+        # As in ``show``: only all nodes together can name the culprits, a single one cannot.
+        facts = attempt_json(self.attempt)
+        raised = ""
+        if facts["raised_limits"]:
+            # Ranks computed for long before.
+            last = facts["raised_limits"][-1]
+            raised = f"; its limit had been raised to {last.get('raised_s')} s, since {last.get('why')}: "
+            raised += "run.pause() gives it longer"
+        for number, hang in enumerate(facts["hangs"]):
+            first = next(iter(hang["culprits"]), None)
+            yield Hit(
+                name="hang",
+                role=ROOT,
+                cause=f"no step was finished for too long: {hang['why']}",
+                fix=(_LOADER_FIX if LOADER_WAIT in hang["why"] else _FIXES["hang"]) + raised,
+                text="",
+                origin=_JOURNALS,
+                rank=first,
+                host=self.hosts.get(first, "") if first is not None else "",
+                at=datetime.fromisoformat(hang["at"]).timestamp(),
+                exact=True,
+                line=number,
+            )
+        for number, passed_over in enumerate(facts["passed_over"]):
+            yield Hit(
+                name="passed_over",
+                role=NOTE,
+                cause=f"its ranks did not continue from {passed_over['path']}, since {passed_over['why']}",
+                fix=_FIX_PASSED_OVER,
+                text="",
+                origin=_JOURNALS,
+                at=datetime.fromisoformat(passed_over["at"]).timestamp(),
+                exact=True,
+                line=number,
+            )
+        if apart := str(self.attempt.evidence.get(APART) or ""):
+            problem, _, fix = apart.partition("; ")
+            yield Hit(name=APART, role=NOTE, cause=problem, fix=fix, text="", origin=_JOURNALS)
+        cause = self.attempt.cause
+        is_requeued = self.attempt.policy is None or policy_of(self.attempt).enabled
+        if cause in _FIXES:
+            yield Hit(
+                name=OUTCOME,
+                role=CONFIRMATION,
+                cause=self.attempt.reason or cause,
+                fix=_NOT_REQUEUED if cause == "preempted" and not is_requeued else _FIXES[cause],
+                text="",
+                origin=_JOURNALS,
+                at=self.attempt.ended_at,
+            )
+
+    def _host(self, event: AnyEvent) -> str:
+        return self.attempt.hosts.get(node_of(event.source), "")
+
+
+def suspended(reason: str, job_id: str | None) -> Hit:
+    """That Slurm has suspended the job of an attempt. ``reason``: which says so, and since when."""
+    return Hit(
+        name="suspended",
+        role=ROOT,
+        cause=f"{reason}: its processes are stopped, and the time counts neither as training nor as a hang",
+        fix=(
+            f"`scontrol resume {job_id}` lets it go on where it is, if you may (Slurm allows it to operators); a job "
+            "that another one has preempted goes on by itself when that one ends"
+        ),
+        text="",
+        origin="Slurm",
+    )
+
+
+def _evidence_hits(end: Event[NodeEnded], host: str) -> Iterator[Hit]:
+    """What an agent saw on its node after the ranks had ended: processes killed by the kernel, GPU errors."""
+    attributes: dict[str, Any] = {
+        "name": "evidence",
+        "text": "",
+        "origin": end.source,
+        "host": host,
+        "at": end.payload.failed_at or end.time,
+    }
+    evidence = end.payload.evidence
+    if kills := evidence.get("oom_kills"):
+        limit = evidence.get("memory_limit")
+        share = f", whose limit is {limit / 2**30:.1f} GiB" if isinstance(limit, int | float) and limit else ""
+        cause = f"memory was full: the kernel killed {kills} process(es) of the job{share}"
+        yield Hit(role=ROOT, cause=cause, fix=_FIXES["oom"], **attributes)
+    for error in evidence.get("xids") or ():
+        role, cause, fix = explain_xid(int(error["code"]), str(error.get("bus") or ""))
+        attributes["text"] = printable_line(str(error.get("line") or ""))
+        yield Hit(role=role, cause=cause, fix=fix, **attributes)
+
+
+def printable_line(line: str) -> str:
+    """A line for printing: without secrets and control characters, and not too long."""
+    # Logs may contain escape sequences, which could overwrite other text on the terminal.
+    clean = "".join(character if character.isprintable() else " " for character in redact(line.strip()))
+    return clean if len(clean) <= _SHOWN_LINE else f"{clean[:_SHOWN_LINE]}..."
+
+
+# --- its logs, read within bounds -------------------------------------------------------------------------------------
+
+# How much of a log is read, at its beginning and end: causes are at the end, wrong settings at the beginning.
+HEAD_BYTES, TAIL_BYTES = 2 << 20, 6 << 20
+# The logs share the first of these equally, but each gets at least the second.
+_ALL_BYTES = 64 << 20
+_LEAST_BYTES = 64 << 10
+# The log of a job has the lines of all its starts. Lines farther than this from an attempt belong to another start, and
+# so do all lines from before it, if there was an earlier start: Slurm starts a job again only when its last process is
+# gone. The clocks of a job's nodes may differ by the second margin.
+_MARGIN_S = 120.0
+_CLOCKS_S = 2.0
+# A line without a time gets the time of an earlier line, at most this many characters back.
+_LOOK_BACK = 64 << 10
+_RANK_LOG = re.compile(r"rank-(\d+)(?:\.(\d+))?\.log")
+# A command that starts the ranks of its node itself has one log for all of them; others are of what runs beside ranks.
+_NODE_LOG = re.compile(r"(?:node|setup|setup_node|teardown|sidecar-[\w.]+)-(\d+)\.log")
+
+
+@dataclass(frozen=True, slots=True)
+class _Log:
+    """A file to read. ``rank`` and ``host``: its writer's. ``shared``: other starts of the job write to it too."""
+
+    path: Path
+    rank: int | None
+    host: str
+    shared: bool = False
+
+
+class AttemptLogs:
+    """The logs of an attempt, read within bounds. The public attributes are filled by :meth:`hits`."""
+
+    def __init__(self, journals: AttemptJournals, attempts: Sequence[Attempt]) -> None:
+        """``journals``: the attempt's. ``attempts``: all of its run."""
+        self._journals = journals
+        # The times between which lines of shared logs may belong to the attempt, in seconds since 1970.
+        self._since, self._until = -math.inf, math.inf
+        attempt = journals.attempt
+        if (began := attempt.started_at or attempt.submitted_at) is not None:
+            starts = [each.started_at for each in attempts if each.job_id == attempt.job_id and each.started_at]
+            self._since = began - (_CLOCKS_S if any(start < began for start in starts) else _MARGIN_S)
+            until = math.inf if attempt.ended_at is None else attempt.ended_at + _MARGIN_S
+            self._until = min([until, *(start - _CLOCKS_S for start in starts if start > began)])
+        # Programs log local time without naming the zone; nodes and this machine are assumed to share it.
+        self._zone: tzinfo = datetime.now().astimezone().tzinfo or UTC
+        self.ranks: set[int] = set()
+        self.read = 0
+        self.partly: list[str] = []
+        self.problems: list[str] = []
+
+    def hits(self, workspace: Workspace, run_id: str, attempt: Attempt) -> Iterator[Hit]:
+        """The known patterns in the logs of ranks, of agents and of the batch script of an ``attempt``.
+
+        ``workspace`` and ``run_id`` say where these logs are.
+        """
+        logs = list(self._files(workspace, run_id, attempt))
+        # Without bounds, a thousand ranks would mean gigabytes.
+        share = max(_LEAST_BYTES, _ALL_BYTES // max(1, len(logs)))
+        legible = set()
+        for log in logs:
+            # One unreadable log must not hide what the others say.
+            try:
+                parts, whole = _read_ends(log.path, share)
+            except OSError as error:
+                self.problems.append(f"{log.path}: {describe_os_error(error)}")
+                continue
+            self.read += 1
+            legible.add(log.rank)
+            if not whole:
+                self.partly.append(str(log.path))
+            for offset, text in parts:
+                yield from self._hits_in(text, log, offset)
+        for rank, failure in self._journals.failures.items():
+            # The log is gone, but the agent has journaled its last lines. A node's log has the lines of all of its
+            # ranks.
+            if rank not in legible and failure.get("node") is None:
+                lines = "\n".join([*map(str, failure.get("last_lines") or ()), str(failure.get("error") or "")])
+                yield from self._hits_in(lines, _Log(Path(f"journal of rank {rank}"), rank, ""), 0)
+
+    def _files(self, workspace: Workspace, run_id: str, attempt: Attempt) -> Iterator[_Log]:
+        directory = workspace.root.run(run_id)
+        logs = directory.attempt(attempt.job_id, attempt.restart).logs
+        matches = [(path, _RANK_LOG.fullmatch(path.name)) for path in _paths_in(logs)]
+        rank_logs = [(path, int(match[1]), int(match[2] or 0)) for path, match in matches if match]
+        # By rank and round, so that hits without a time are in the order of writing.
+        for path, rank, _ in sorted(rank_logs, key=lambda log: log[1:]):
+            self.ranks.add(rank)
+            yield _Log(path, rank, self._journals.hosts.get(rank, ""))
+        for path in _paths_in(logs):
+            if match := _NODE_LOG.fullmatch(path.name):
+                yield _Log(path, None, attempt.hosts.get(match[1], ""))
+        submission = directory.submission(attempt.submission)
+        for path in _paths_in(submission.submitit):
+            if path.name.startswith(f"{attempt.job_id}_") and path.name.endswith("_log.out"):
+                yield _Log(path, None, attempt.hosts.get(path.name.split("_")[-2], ""), shared=True)
+        # A directory that cannot be entered is an error for Path.exists().
+        if os.path.exists(submission.controller_log):  # noqa: PTH110
+            yield _Log(submission.controller_log, None, "", shared=True)
+
+    def _hits_in(self, text: str, log: _Log, offset: int) -> Iterator[Hit]:
+        """The hits in a part of a log that begins at this offset."""
+        attempt = self._journals.attempt
+        # torch's log lines have no year: it is derived from the end of the attempt.
+        near = attempt.ended_at or attempt.started_at or attempt.submitted_at or 0.0
+        for place, pattern, match, line in scan_log(text):
+            at = time_of(line, near, self._zone)
+            if log.shared:
+                # The job's log has the lines of all its starts; a line without any time may belong to this one.
+                line_at = at if at is not None else self._before(text, place, near)
+                # What follows the last line with a time of the start before is from this one, if its agents wrote
+                # nothing.
+                is_silent = at is None and not attempt.hosts
+                if line_at is not None and not (line_at <= self._until and (line_at >= self._since or is_silent)):
+                    continue
+            # In the job's log, only torch's own lines name their rank.
+            rank = log.rank if log.rank is not None else rank_of(line)
+            exact = at is not None
+            yield make_hit(
+                pattern,
+                match,
+                text=printable_line(line),
+                origin=str(log.path),
+                rank=rank,
+                host=log.host or self._journals.hosts.get(rank if rank is not None else -1, ""),
+                at=at if exact else self._journals.exit_at(rank),
+                exact=exact,
+                line=offset + place,
+            )
+
+    def _before(self, text: str, place: int, near: float) -> float | None:
+        """The time of the nearest earlier line that has one, in seconds since 1970."""
+        for line in reversed(text[max(0, place - _LOOK_BACK) : place].split("\n")):
+            at = time_of(line, near, self._zone)
+            if at is not None:
+                return at
+        return None
+
+
+def _paths_in(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder / name for name in os.listdir(folder))
+    except OSError:
+        return []
+
+
+def _read_ends(path: Path, share: int) -> tuple[list[tuple[int, str]], bool]:
+    """(offset, text) of a log's beginning and end, or of all of it, and whether that is all of it. Raises OSError.
+
+    ``share``: bytes that may be read of it.
+    """
+    tail = min(TAIL_BYTES, share * 3 // 4)
+    head = min(HEAD_BYTES, share // 4)
+    decode = partial(str, encoding="utf-8", errors="replace")
+    with open_readable(path) as file:
+        # The size of the open file: a rank that still runs may write meanwhile.
+        size = os.fstat(file.fileno()).st_size
+        if size <= head + tail:
+            return [(0, decode(file.read(head + tail)))], True
+        first = file.read(head)
+        file.seek(size - tail)
+        return [(0, decode(first)), (size - tail, decode(file.read(tail)))], False

@@ -1,1 +1,0 @@
-"""``doctor RUN``: why an attempt of a run failed."""

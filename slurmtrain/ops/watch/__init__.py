@@ -1,1 +1,0 @@
-"""``watch``: repeats ``sync`` in one process for all runs of a runs root."""

@@ -98,11 +98,11 @@ def _look(workspace: Workspace, question: Question) -> Selection:
 
 def _describe_sweeps(workspace: Workspace, names: Sequence[str], selection: Selection) -> None:
     """Summarize the sweeps that were named, below their runs."""
-    from slurmtrain.model.query.comparison import describe_sweep
-
     for name in names:
         runs = [run for run in selection.runs if run["sweep"] == name]
         if runs:
+            from slurmtrain.model.query.comparison import describe_sweep
+
             output.note(describe_sweep(runs))
             for search in _searches(workspace, [name], selection):
                 output.note(str(search))

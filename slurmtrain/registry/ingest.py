@@ -89,9 +89,7 @@ def ingest(transaction: Transaction, runs: Sequence[RunDir], *, dead: bool) -> I
 
 
 def ingest_all(
-    transaction: Transaction,
-    runs: Sequence[RunDir],
-    show: ShowRuns = lambda _done, _total: None,
+    transaction: Transaction, runs: Sequence[RunDir], show: ShowRuns = lambda _done, _total: None
 ) -> list[tuple[str, Garbage]]:
     """Read very many runs; returns lines that are no records, with the ids of their runs.
 
@@ -125,7 +123,7 @@ def _read_runs(transaction: Transaction, runs: Sequence[RunDir], ingested: Inges
 
 
 def _look_up_known(transaction: Transaction, readers: Sequence[_RunReader]) -> None:
-    """Give the readers everything that the registry knows about their runs."""
+    """Give the readers all_blocks that the registry knows about their runs."""
     for reader in readers:
         reader.forget_shrunk(transaction)
     # The registry has nothing on a run that is seen for the first time.
@@ -313,13 +311,12 @@ def _summarise_line(
     starts = [(attempt.key, start_of(attempt)) for attempt in run.attempts]
     extended = extend(before, [AttemptLines(key, start, *lines(key)) for key, start in starts])
     if extended is None:
-        again = [AttemptLines(key, start, 0, lines(key)[1], _read_all_again(by_key.get(key))) for key, start in starts]
+        all_blocks = {
+            key: [metrics.block for metrics in read_metric_lines(file, length=_PIECE_BYTES)]
+            for key, file in by_key.items()
+            if key in dict(starts)
+        }
+        again = [AttemptLines(key, start, 0, lines(key)[1], all_blocks.get(key, ())) for key, start in starts]
         extended = extend(LineSummary(), again)
         assert extended is not None
     return extended
-
-
-def _read_all_again(file: JournalFile | None) -> list[Block]:
-    if file is None:
-        return []
-    return [lines.block for lines in read_metric_lines(file, length=_PIECE_BYTES)]

@@ -51,10 +51,7 @@ OLDEST = 12_00_00
 
 # One row, which writers lock.
 _registry = sa.Table(
-    "registry",
-    sa.MetaData(),
-    sa.Column("version", sa.Integer, nullable=False),
-    sa.Column("root", TEXT, nullable=False),
+    "registry", sa.MetaData(), sa.Column("version", sa.Integer, nullable=False), sa.Column("root", TEXT, nullable=False)
 )
 
 

@@ -213,10 +213,8 @@ def of_runs(table: sa.Table) -> sa.ColumnElement[bool]:
 def _execute_rows(
     connection: sa.Connection, table: sa.Table, run_ids: Collection[str] | None, *where: sa.ColumnElement[bool]
 ) -> Sequence[Any]:
-    if run_ids is None:
-        rows = connection.execute(_all(table).where(*where)).all()
-    else:
-        rows = connection.execute(_all_of_runs(table).where(*where), {"ids": json.dumps(list(run_ids))}).all()
+    query = _selection(table, some=run_ids is not None).where(*where)
+    rows = connection.execute(query, {} if run_ids is None else {"ids": json.dumps(list(run_ids))}).all()
     types = types_of(table)
     # SQLite stores any value in any column.
     if not all(all(map(isinstance, row, types)) for row in rows):
@@ -238,13 +236,9 @@ def types_of(table: sa.Table) -> list[tuple[type, ...]]:
 
 
 @cache
-def _all(table: sa.Table) -> sa.Select[Any]:
-    return sa.select(*table.columns)
-
-
-@cache
-def _all_of_runs(table: sa.Table) -> sa.Select[Any]:
-    return _all(table).where(of_runs(table))
+def _selection(table: sa.Table, *, some: bool) -> sa.Select[Any]:
+    query = sa.select(*table.columns)
+    return query.where(of_runs(table)) if some else query
 
 
 # --- which runs -------------------------------------------------------------------------------------------------------

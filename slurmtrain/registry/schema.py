@@ -161,14 +161,12 @@ def _table(name: str, key: str, columns: Mapping[str, str], *indexes: sa.Index) 
     """
     keys = key.split()
     types = {**dict.fromkeys(keys, "str"), **columns}
-    return sa.Table(
-        name, metadata, *(_table_column(each, types[each], is_key=each in keys) for each in types), *indexes
-    )
-
-
-def _table_column(name: str, annotation: str, *, is_key: bool) -> sa.Column[Any]:
-    bare = annotation.removesuffix(" | None")
-    return sa.Column(name, _TYPES.get(bare, Json), primary_key=is_key, nullable=bare != annotation)
+    made = []
+    for column, annotation in types.items():
+        bare = annotation.removesuffix(" | None")
+        kind = _TYPES.get(bare, Json)
+        made.append(sa.Column(column, kind, primary_key=column in keys, nullable=bare != annotation))
+    return sa.Table(name, metadata, *made, *indexes)
 
 
 # A list shows the newest attempt and checkpoint of each run, and commands ask whether it has ended for good, when its
@@ -229,7 +227,8 @@ sent = _table("sent", "run_id tracker", stored_fields(Sent))
 
 def is_registry(tables: Collection[str]) -> bool:
     """Whether a database with these ``tables`` is a registry, of any version."""
-    return {run.name, event.name} <= set(tables)
+    # Before version 8, another table had what was sent. Names as common as the first two alone prove nothing.
+    return {run.name, event.name} <= set(tables) and bool({sent.name, "mirror"} & set(tables))
 
 
 def is_json(column: sa.Column[Any]) -> bool:

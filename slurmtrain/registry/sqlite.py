@@ -273,7 +273,9 @@ def _sqlite_error(path: Path, error: sqlite3.DatabaseError) -> Exception:
         return RegistryDamaged(f"the registry {path} is damaged ({error}); 'slurmtrain registry rebuild' replaces it")
     if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:
         return ConnectionLost(f"the registry {path} was replaced or deleted")
-    return RegistryFailed(f"the registry {path} cannot be used: {error}; {_disk_advice(path, error)}")
+    cure = f"free some space in {path.parent}" if "full" in str(error) else f"look at {path.parent}"
+    cure += ", or set 'registry' in slurmtrain.yaml to a file elsewhere"
+    return RegistryFailed(f"the registry {path} cannot be used: {error}; {cure}")
 
 
 def _begin_explicitly(engine: sa.Engine) -> None:
@@ -341,12 +343,6 @@ def _tables_version(engine: sa.Engine, path: Path) -> int | None:
 
 def _rebuild_advice(path: Path) -> str:
     return f"'slurmtrain registry rebuild' makes a new one and keeps this file as {path.name}.old"
-
-
-def _disk_advice(path: Path, error: sqlite3.OperationalError) -> str:
-    if "full" in str(error):
-        return f"free some space in {path.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
-    return f"look at {path.parent}, or set 'registry' in slurmtrain.yaml to a file elsewhere"
 
 
 def _make_tables(engine: sa.Engine) -> None:

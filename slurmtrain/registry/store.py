@@ -402,7 +402,12 @@ def copy_rows(source: Path | DatabaseUrl, target: Path | DatabaseUrl) -> dict[st
     old, new = open_engine(source, create=False), open_engine(target)
     try:
         with reading(old) as reader, new.begin() as writer:
-            _check_runs(reader, writer, target)
+            runs = [set(each.execute(sa.select(schema.run.c.id)).scalars()) for each in (reader, writer)]
+            if others := sorted(runs[1] - runs[0]):
+                raise RegistryUnusable(
+                    f"{target} has {len(others)} runs that are not in the registry to be copied, such as {others[-1]}: "
+                    "choose an empty database"
+                )
             return {table.name: _copy_table(reader, writer, table) for table in schema.metadata.sorted_tables}
     except ValueError as error:  # SQLite stores any value in any column, PostgreSQL does not
         raise RegistryUnusable(
@@ -413,23 +418,10 @@ def copy_rows(source: Path | DatabaseUrl, target: Path | DatabaseUrl) -> dict[st
         new.dispose()
 
 
-def _check_runs(reader: sa.Connection, writer: sa.Connection, target: Path | DatabaseUrl) -> None:
-    """Raise RegistryUnusable if the target has runs that the source does not have."""
-    of_source, of_target = (
-        {run_id for (run_id,) in each.execute(sa.select(schema.run.c.id))} for each in (reader, writer)
-    )
-    others = sorted(of_target - of_source)
-    if others:
-        raise RegistryUnusable(
-            f"{target} has {len(others)} runs that are not in the registry to be copied, such as {others[-1]}: choose "
-            "an empty database"
-        )
-
-
 def _copy_table(reader: sa.Connection, writer: sa.Connection, table: sa.Table) -> int:
     """Replace a table's rows; returns their number. Raises RegistryFailed if the database has others afterwards."""
     read, written = _Rows(), _Rows()
-    statement = insert(writer.dialect.name, "fail", table, tuple(table.columns.keys()))
+    statement = insert(writer.dialect.name, "fail", table)
     writer.execute(table.delete())
     for rows in _batches(reader, table):
         read.add(rows)

@@ -128,7 +128,17 @@ class SurvivingLine:
         self.resume(start.step)
         restarts = sorted(start.restarts, key=lambda restart: restart.at)[::-1]
         for block in blocks:
-            self._add_block(start.number, block, restarts)
+            row = 0
+            while restarts and row < len(block):
+                at, times = restarts[-1].at, block.times
+                first_after = next((i for i in range(row, len(block)) if times[i] >= at), None)
+                # The restart is behind this block, or between it and the next one.
+                if first_after is None:
+                    break
+                self._add_rows(start.number, block, row, first_after)
+                self.resume(restarts.pop().step)
+                row = first_after
+            self._add_rows(start.number, block, row, len(block))
         # Nothing has been logged since these, but what they go back behind is superseded already.
         while restarts:
             self.resume(restarts.pop().step)
@@ -141,20 +151,6 @@ class SurvivingLine:
     def resume(self, step: int | None) -> None:
         """The ranks have resumed from this step, as :meth:`Course.resume`."""
         self._roll_back(self._course.resume(step))
-
-    def _add_block(self, attempt: int, block: Block, restarts: list[Restart]) -> None:
-        """Add the rows of a ``block``; the ``restarts`` before each row, the earliest last, happen before it."""
-        row = 0
-        while restarts and row < len(block):
-            at, times = restarts[-1].at, block.times
-            first_after = next((i for i in range(row, len(block)) if times[i] >= at), None)
-            # The restart is behind this block, or between it and the next one.
-            if first_after is None:
-                break
-            self._add_rows(attempt, block, row, first_after)
-            self.resume(restarts.pop().step)
-            row = first_after
-        self._add_rows(attempt, block, row, len(block))
 
     def _add_rows(self, attempt: int, block: Block, start: int, stop: int) -> None:
         """Add rows of a ``block``, at each descent of whose steps the run was rolled back."""

@@ -15,15 +15,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events import agent_events, checkpoint_events, command_events, rank_events
-from slurmtrain.model.run.events.base import (
-    RECORD_KEYS,
-    UNUSABLE,
-    AnyEvent,
-    Payload,
-    UnknownEvent,
-    encode,
-    layout,
-)
+from slurmtrain.model.run.events.base import RECORD_KEYS, UNUSABLE, AnyEvent, Payload, UnknownEvent, encode, layout
 from slurmtrain.model.run.events.checkpoint_events import CheckpointRecord, CheckpointSaved
 from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal_lines import payload_classes, read_event

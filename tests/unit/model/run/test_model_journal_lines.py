@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.run.events.base import Event, encode
 from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
-from slurmtrain.model.run.journal_lines import (
-    Progress,
-    events_of,
-    points_of,
-    read_lines,
-    read_point,
-    steps_per_second,
-)
+from slurmtrain.model.run.journal_lines import Progress, events_of, points_of, read_lines, read_point, steps_per_second
 
 SOURCE = "journal/test.jsonl"
 

@@ -228,11 +228,7 @@ def test_a_stop_of_an_earlier_round_does_not_count_against_slurms_completed() ->
 def test_an_attempt_of_which_nothing_is_left_is_lost() -> None:
     sim = SimulatedRun().submitted().started()
     sim.command("observed", job_id="7", restart=0, state=GONE, reason="nobody knows", last_seen=1003.0)
-    assert (sim.newest.cause, sim.newest.reason, sim.newest.ended_at) == (
-        "lost",
-        "nobody knows",
-        1003.0,
-    )
+    assert (sim.newest.cause, sim.newest.reason, sim.newest.ended_at) == ("lost", "nobody knows", 1003.0)
 
 
 # --- cancels ----------------------------------------------------------------------------------------------------
@@ -240,11 +236,7 @@ def test_an_attempt_of_which_nothing_is_left_is_lost() -> None:
 
 def test_a_job_that_a_person_cancelled_was_cancelled() -> None:
     sim = SimulatedRun().submitted().started().cancel().stopped()
-    assert (sim.newest.cause, sim.newest.reason, sim.newest.confirmed) == (
-        "cancelled",
-        "cancelled",
-        True,
-    )
+    assert (sim.newest.cause, sim.newest.reason, sim.newest.confirmed) == ("cancelled", "cancelled", True)
     sim.observed(sim.slurm("CANCELLED by 0"))
     assert (sim.newest.cause, sim.newest.reason) == ("cancelled", "cancelled")
 

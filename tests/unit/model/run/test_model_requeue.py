@@ -37,11 +37,7 @@ def state_of(sim: SimulatedRun) -> tuple[str, str]:
 def test_a_run_whose_preflight_failed_for_good_has_failed_with_node_and_check() -> None:
     sim = refused(SimulatedRun().submitted(), requeue=False)
     assert state_of(sim) == ("failed", WHY)
-    assert (sim.newest.cause, sim.newest.restarted_by, sim.newest.settled) == (
-        "preflight",
-        None,
-        True,
-    )
+    assert (sim.newest.cause, sim.newest.restarted_by, sim.newest.settled) == ("preflight", None, True)
     assert sim.run.ended_at is not None
 
 
@@ -49,11 +45,7 @@ def test_a_run_that_is_put_back_is_requeued_and_says_without_whom() -> None:
     sim = refused(SimulatedRun().submitted())
     assert state_of(sim) == ("requeued", AGAIN)
     assert not sim.run.ended
-    assert (sim.newest.cause, sim.newest.excluded, sim.newest.restarted_by) == (
-        "preflight",
-        ("n1",),
-        "slurm",
-    )
+    assert (sim.newest.cause, sim.newest.excluded, sim.newest.restarted_by) == ("preflight", ("n1",), "slurm")
 
 
 def test_a_job_that_was_killed_right_after_it_said_what_it_was_about_to_do_was_refused() -> None:

@@ -39,7 +39,8 @@ def expand_hostlist(text: str) -> list[str]:
     for item in _ITEM.findall(text):
         # Literal text alternates with the contents of brackets; the last element is what follows the last bracket.
         *parts, after = _GROUP.split(item)
-        _check_name(item, [*parts[::2], after])
+        if not all(map(_PART.fullmatch, (*parts[::2], after))) or item[0] in "-.":
+            raise ValueError(f"{item!r} cannot name nodes")
         if not parts:
             hosts.append(item)
             continue
@@ -48,7 +49,11 @@ def expand_hostlist(text: str) -> list[str]:
         groups = [[_parse_range(part, item) for part in group.split(",")] for group in parts[1::2]]
         if len(hosts) + math.prod(sum(hi - lo + 1 for lo, hi, _ in group) for group in groups) > LIMIT:
             raise ValueError(f"{text[:80]!r} names more than {LIMIT} nodes")
-        hosts.extend(_combine(parts[::2], groups))
+        # Literal texts and numbers alternate.
+        *front, last = ([f"{n:0{width}d}" for lo, hi, width in group for n in range(lo, hi + 1)] for group in groups)
+        for *others, end in itertools.product(*reversed(front), last):
+            numbers = [*reversed(others), end]
+            hosts.append("".join(literal + number for literal, number in zip(parts[::2], numbers, strict=True)))
     return hosts
 
 
@@ -68,19 +73,12 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
     for prefix, suffixes in sorted(numbers.items()):
         if "" in suffixes:
             items.append(prefix)
-        ranges = list(
-            _ranges(sorted((digits for digits in suffixes if digits), key=lambda digits: (len(digits), digits)))
-        )
+        ranges = list(_ranges(sorted(filter(None, suffixes), key=lambda digits: (len(digits), digits))))
         if len(ranges) == 1 and "-" not in ranges[0]:
             items.append(prefix + ranges[0])
         elif ranges:
             items.append(f"{prefix}[{','.join(ranges)}]")
     return ",".join(items)
-
-
-def _check_name(item: str, literals: Sequence[str]) -> None:
-    if not all(_PART.fullmatch(literal) for literal in literals) or item[0] in "-.":
-        raise ValueError(f"{item!r} cannot name nodes")
 
 
 def _parse_range(text: str, item: str) -> _Range:
@@ -91,14 +89,6 @@ def _parse_range(text: str, item: str) -> _Range:
     if low > high:
         raise ValueError(f"{item!r} is not a list of nodes: the range {text!r} runs backwards")
     return low, high, len(match[1])
-
-
-def _combine(literals: Sequence[str], groups: Sequence[Sequence[_Range]]) -> Iterator[str]:
-    """Every name that these alternating literals and groups of numbers form."""
-    *front, last = ([f"{n:0{width}d}" for lo, hi, width in group for n in range(lo, hi + 1)] for group in groups)
-    for *others, end in itertools.product(*reversed(front), last):
-        numbers = [*reversed(others), end]
-        yield "".join(literal + number for literal, number in zip(literals, numbers, strict=True))
 
 
 def _ranges(numbers: Sequence[str]) -> Iterator[str]:

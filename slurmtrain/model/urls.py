@@ -115,7 +115,10 @@ class DatabaseUrl:
         The schema is the one that the options name, or else one of this root's own.
         """
         named = _SEARCH_PATH.search(self.options)
-        return replace(self, schema=named[1].strip('"') if named else _schema_for_root(root), root=root)
+        # A name that no other runs root has, with the end of its path, for people.
+        tail = re.sub(r"[^a-z0-9]+", "_", "_".join(root.parts[-2:]).lower()).strip("_")[-_TAIL:]
+        digest = hashlib.sha256(str(root).encode(errors="surrogateescape")).hexdigest()[:8]
+        return replace(self, schema=named[1].strip('"') if named else f"slurmtrain_{tail}_{digest}", root=root)
 
 
 def read_database_url(text: str) -> DatabaseUrl:
@@ -140,9 +143,3 @@ def read_database_url(text: str) -> DatabaseUrl:
         raise ValueError("has a search_path that is not one name of a-z, 0-9 and _, as the registry needs it")
     # libpq has no name of a driver in its addresses.
     return DatabaseUrl(f"postgresql://{text.partition('://')[2]}")
-
-
-def _schema_for_root(root: Path) -> str:
-    """A name that no other runs root has, with the end of its path, for people."""
-    tail = re.sub(r"[^a-z0-9]+", "_", "_".join(root.parts[-2:]).lower()).strip("_")[-_TAIL:]
-    return f"slurmtrain_{tail}_{hashlib.sha256(str(root).encode(errors='surrogateescape')).hexdigest()[:8]}"

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Self
-
-KeyPath = tuple[str, ...]
 
 
 class WrittenNumber:
@@ -61,23 +59,6 @@ def plain_numbers(value: Any) -> Any:
     return [plain_numbers(inside) for inside in value] if isinstance(value, list) else value
 
 
-def written_numbers(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
-    """The places and texts of all numbers in plain data that remember how they were written.
-
-    Args:
-        value: The data.
-        at: Its own place.
-    """
-    if isinstance(value, WrittenNumber):
-        yield at, value.written
-    elif isinstance(value, Mapping):
-        for key, inside in value.items():
-            yield from written_numbers(inside, (*at, str(key)))
-    elif isinstance(value, list | tuple):
-        for index, inside in enumerate(value):
-            yield from written_numbers(inside, (*at, str(index)))
-
-
 def storable(value: Any) -> Any:
     """A copy of plain data that JSON can hold: a number that is infinite becomes its text, as it would anyway."""
     if isinstance(value, Mapping):
@@ -87,24 +68,14 @@ def storable(value: Any) -> Any:
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
-def with_written(value: Any, texts: Mapping[KeyPath, str], at: KeyPath = ()) -> Any:
-    """A copy of plain data whose numbers remember how they were written, the reverse of :func:`written_numbers`.
-
-    Args:
-        value: The data, read from JSON.
-        texts: How numbers were written, by place.
-        at: The place of the data.
-    """
-    if isinstance(value, Mapping):
-        return {key: with_written(inside, texts, (*at, str(key))) for key, inside in value.items()}
-    if isinstance(value, list):
-        return [with_written(inside, texts, (*at, str(index))) for index, inside in enumerate(value)]
-    return as_written(value, texts[at]) if at in texts else value
-
-
 def texts_as_json(value: Any) -> list[list[str]]:
     """How the numbers in plain data were written, for a JSON document beside them: rows of keys and the text."""
-    return [[*at, text] for at, text in written_numbers(value)]
+    if isinstance(value, WrittenNumber):
+        return [[value.written]]
+    inside = (
+        value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, list | tuple) else ())
+    )
+    return [[str(key), *row] for key, each in inside for row in texts_as_json(each)]
 
 
 def remembering(value: Any, rows: object) -> Any:
@@ -114,11 +85,8 @@ def remembering(value: Any, rows: object) -> Any:
         value: The data, read from JSON.
         rows: What :func:`texts_as_json` has made of it; raises ValueError for anything else.
     """
-    return with_written(value, texts_from_json(rows)) if rows else value
-
-
-def texts_from_json(rows: object) -> dict[KeyPath, str]:
-    """What :func:`written_numbers` yielded, from JSON. Raises ValueError for anything else."""
+    if not rows:
+        return value
     if not isinstance(rows, Sequence) or isinstance(rows, str):
         raise ValueError("what says how numbers were written is no list")
     texts = {}
@@ -126,4 +94,12 @@ def texts_from_json(rows: object) -> dict[KeyPath, str]:
         if not (isinstance(row, list | tuple) and len(row) > 1 and all(isinstance(each, str) for each in row)):
             raise ValueError(f"this does not say how a number was written: {row!r}")
         texts[tuple(row[:-1])] = row[-1]
-    return texts
+
+    def remember(value: Any, at: tuple[str, ...]) -> Any:
+        if isinstance(value, Mapping):
+            return {key: remember(inside, (*at, str(key))) for key, inside in value.items()}
+        if isinstance(value, list):
+            return [remember(inside, (*at, str(index))) for index, inside in enumerate(value)]
+        return as_written(value, texts[at]) if at in texts else value
+
+    return remember(value, ())

@@ -61,8 +61,9 @@ def compose(text: str, name: str, folder: Path, file: Path | None = None) -> Com
     layers.add(document, folder, (os.path.realpath(file),) if file else ())
     if layers.mistakes:
         raise SpecError(layers.mistakes)
-    merged = merge(layers.documents)
-    sources = "".join(f"# composed of {_printable(each.name)}\n" for each in layers.documents)
+    merged = merge_documents(layers.documents)
+    names = ("".join(char if char.isprintable() else "?" for char in each.name) for each in layers.documents)
+    sources = "".join(f"# composed of {name}\n" for name in names)
     return Composition(merged, sources + write_yaml(merged.data), tuple(layers.bases))
 
 
@@ -106,7 +107,7 @@ class _Layers:
         if len(self.documents) >= _MOST_FILES:
             raise ValueError(f"a spec may consist of at most {_MOST_FILES} files")
         try:
-            document = parse_yaml(_read(path, name), str(path))
+            document = parse_yaml(_read_base(path, name), str(path))
         except SpecError as error:
             # It names the base, and its line.
             self.mistakes += error.mistakes
@@ -115,7 +116,7 @@ class _Layers:
         self.add(document, path.parent, (*chain, resolved))
 
 
-def _read(path: Path, name: str) -> str:
+def _read_base(path: Path, name: str) -> str:
     try:
         with os.fdopen(open_regular(follow_links(path)), "rb") as file:
             return decode_text(file.read(), path)
@@ -126,7 +127,7 @@ def _read(path: Path, name: str) -> str:
         raise PathError(f"{path} cannot be read: {describe_os_error(error)}") from error
 
 
-def merge(documents: Sequence[YamlDocument]) -> YamlDocument:
+def merge_documents(documents: Sequence[YamlDocument]) -> YamlDocument:
     """The documents as one, later ones over earlier ones. It has the name of the last, and knows whose each key is."""
     data: dict[str, Any] = {}
     for document in documents:
@@ -138,23 +139,14 @@ def merge(documents: Sequence[YamlDocument]) -> YamlDocument:
 def _overlay(low: dict[str, Any], high: Mapping[str, Any], at: KeyPath) -> None:
     for key, value in high.items():
         path, inside = (*at, key), low.get(key)
-        if isinstance(value, dict) and isinstance(inside, dict) and _merges(path):
+        # Two mappings become one in sections and below keys with free names; elsewhere the later one is the value.
+        kinds = (SCHEMA.get(path[:length]) for length in range(1, len(path) + 1))
+        kind = next((each for each in kinds if each is not None and not isinstance(each, Section)), None)
+        merges = len(path) == 1 if path[0] == "sweep" else kind is None or isinstance(kind, Entries)
+        if merges and isinstance(value, dict) and isinstance(inside, dict):
             _overlay(inside, value, path)
         else:
             low[key] = _TAKEN_AWAY if value is None and inside is not None else _copy(value)
-
-
-def _merges(path: KeyPath) -> bool:
-    """Whether two mappings under this key become one, rather than the later one replacing the other."""
-    if path[0] == "sweep":
-        return len(path) == 1
-    for length in range(1, len(path) + 1):
-        kind = SCHEMA.get(path[:length])
-        if isinstance(kind, Entries):
-            return True
-        if kind is not None and not isinstance(kind, Section):
-            return False
-    return True
 
 
 def _without_taken(value: Any) -> Any:
@@ -168,17 +160,13 @@ def _copy(value: Any) -> Any:
     return {key: _copy(each) for key, each in value.items()} if isinstance(value, dict) else value
 
 
-def _printable(name: str) -> str:
-    return "".join(char if char.isprintable() else "?" for char in name)
-
-
 NAME = "spec"
 """What messages call it, in place of a file's path."""
 # As many levels as a file may have.
 _DEEPEST_DATA = 60
 
 
-def write_spec(data: Mapping[str, Any]) -> str:
+def spec_as_yaml(data: Mapping[str, Any]) -> str:
     """The YAML of a spec.
 
     Tuples become lists, paths text, and numbers of other libraries, such as numpy's, plain ones.
@@ -190,7 +178,7 @@ def write_spec(data: Mapping[str, Any]) -> str:
         SpecError: Lists all values that no spec can hold.
     """
     mistakes: list[Mistake] = []
-    plain = _plain(data, (), mistakes)
+    plain = _plain_value(data, (), mistakes)
     if mistakes:
         raise SpecError(mistakes)
     return write_yaml(plain)
@@ -206,29 +194,29 @@ def write_assignments(values: Mapping[str, Any]) -> list[str]:
         SpecError: Lists all values that no spec can hold.
     """
     mistakes: list[Mistake] = []
-    texts = [f"{key}={_on_a_line(_plain(value, (key,), mistakes), key, mistakes)}" for key, value in values.items()]
+    texts = []
+    for key, value in values.items():
+        # As JSON, so that no text can be taken for anything else, but for YAML's characters.
+        plain = _plain_value(value, (key,), mistakes)
+        try:
+            text = json.dumps(plain, ensure_ascii=False, allow_nan=False)
+        except ValueError:
+            mistakes.append(Mistake(NAME, key, "an override cannot be infinite, or NaN"))
+        else:
+            escaped = "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
+            texts.append(f"{key}={escaped}")
     if mistakes:
         raise SpecError(mistakes)
     return texts
 
 
-def _on_a_line(value: Any, key: str, mistakes: list[Mistake]) -> str:
-    """A plain value as YAML whose texts cannot be taken for anything else: as JSON, but for YAML's characters."""
-    try:
-        text = json.dumps(value, ensure_ascii=False, allow_nan=False)
-    except ValueError:
-        mistakes.append(Mistake(NAME, key, "an override cannot be infinite, or NaN"))
-        return ""
-    return "".join(char if char.isprintable() else f"\\U{ord(char):08x}" for char in text)
-
-
-def _plain(value: Any, at: tuple[str, ...], mistakes: list[Mistake]) -> Any:
+def _plain_value(value: Any, at: tuple[str, ...], mistakes: list[Mistake]) -> Any:
     if len(at) > _DEEPEST_DATA:
         mistakes.append(Mistake(NAME, ".".join(at[:2]), f"nested more than {_DEEPEST_DATA} levels deep"))
     elif isinstance(value, Mapping):
-        return {str(key): _plain(each, (*at, str(key)), mistakes) for key, each in value.items()}
+        return {str(key): _plain_value(each, (*at, str(key)), mistakes) for key, each in value.items()}
     elif isinstance(value, list | tuple):
-        return [_plain(each, (*at, str(index)), mistakes) for index, each in enumerate(value)]
+        return [_plain_value(each, (*at, str(index)), mistakes) for index, each in enumerate(value)]
     elif value is None or isinstance(value, bool):
         return value
     elif isinstance(value, str | os.PathLike):

@@ -26,7 +26,7 @@ _OF_FILES = {
 def json_schema() -> dict[str, Any]:
     """The schema of a file with a spec."""
     # A file that extends another may lack what the other has.
-    schema = {key: value for key, value in _section(Spec).items() if key != "required"}
+    schema = {key: value for key, value in _section_schema(Spec).items() if key != "required"}
     return {"$schema": _URL, "title": "slurmtrain spec", **schema, "properties": {**schema["properties"], **_OF_FILES}}
 
 
@@ -43,7 +43,7 @@ def texts_of_keys(cls: type) -> Mapping[str, str]:
     return texts
 
 
-def _section(cls: type) -> dict[str, Any]:
+def _section_schema(cls: type) -> dict[str, Any]:
     texts = texts_of_keys(cls)
     properties = {}
     for name, key in keys_of(cls).items():
@@ -59,7 +59,7 @@ def _schema_of(kind: Kind) -> dict[str, Any]:
     """What a value may be; anything where only reading it can tell."""
     if isinstance(kind, Section):
         shorthand = getattr(kind.cls, "SHORTHAND", None)
-        forms = [_section(kind.cls), {"type": "null"}]
+        forms = [_section_schema(kind.cls), {"type": "null"}]
         if shorthand is not None:
             forms.append(_schema_of(keys_of(kind.cls)[shorthand].kind))
         # Other forms, which expand() knows, are of any type.
@@ -68,7 +68,7 @@ def _schema_of(kind: Kind) -> dict[str, Any]:
         inner = _schema_of(kind.kind)
         return {"anyOf": [{"type": "null"}, inner]} if inner else {}
     if isinstance(kind, Components):
-        return {"anyOf": [{"type": "null"}, {"type": "array", "items": _section(kind.cls)}]}
+        return {"anyOf": [{"type": "null"}, {"type": "array", "items": _section_schema(kind.cls)}]}
     if isinstance(kind, Entries):
         return {"type": ["object", "null"], "additionalProperties": _schema_of(kind.kind)}
     if type(kind) is Items:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -41,7 +40,7 @@ from slurmtrain.model.experiment.sweep_values import SearchSpec
 from slurmtrain.model.experiment.values import SHELL_KEYS, Nodes, check_name
 from slurmtrain.model.run.lineage import Parent
 from slurmtrain.specfile.compose import NAME as DATA
-from slurmtrain.specfile.compose import Composition, compose, write_spec
+from slurmtrain.specfile.compose import Composition, compose, spec_as_yaml
 from slurmtrain.specfile.interpolate import Interpolator
 from slurmtrain.specfile.overrides import (
     Mistakes,
@@ -200,9 +199,9 @@ def load_spec(
         check_is_spec(spec, text)
         machine = replace(machine, experiment=experiment_of(spec))
         composed = compose(text, str(spec), spec.parent, spec)
-        return replace(_load(composed, spec.stem, (overrides, sweep), machine), path=spec.absolute())
+        return replace(_load_composed(composed, spec.stem, (overrides, sweep), machine), path=spec.absolute())
     try:
-        loaded = _load(compose(write_spec(spec), DATA, cwd), None, (overrides, sweep), machine)
+        loaded = _load_composed(compose(spec_as_yaml(spec), DATA, cwd), None, (overrides, sweep), machine)
     except SpecError as error:
         raise SpecError(_without_lines(error.mistakes)) from None
     return replace(loaded, warnings=_without_lines(loaded.warnings))
@@ -213,7 +212,7 @@ def _without_lines(mistakes: Iterable[Mistake]) -> tuple[Mistake, ...]:
     return tuple(replace(each, where=DATA) if each.where.startswith(f"{DATA}:") else each for each in mistakes)
 
 
-def _load(
+def _load_composed(
     composed: Composition, default: str | None, changes: tuple[Sequence[str], Sequence[str]], machine: _Machine
 ) -> SpecFile:
     """Plan the runs of a spec.
@@ -224,53 +223,35 @@ def _load(
         changes: Overrides, and keys to vary.
         machine: Where it is submitted.
     """
-    overrides, sweep = changes
     document = composed.document
-    runs, read = _plan_all(document, overrides, sweep, default_name=default, machine=machine)
-    inputs = SpecInputs(document, parse_overrides(overrides, document.data)[0], parse_sweeps(sweep, document.data)[0])
-    on_command_line = [*inputs.overrides, *inputs.swept]
-    warnings = Mistakes(replace(document, mistakes=[]), on_command_line)
-    for rule in read.idle_rules():
-        warnings.add(("sweep", *rule.at), "this rule excludes no run")
-    _warn_of_twins(runs, warnings)
-    _warn_of_secrets(runs, on_command_line, warnings)
-    for run in runs:
-        for key, message in find_oversights(run.plan.content, os.environ):
-            warnings.add(key, message)
-        strategy, resources = run.plan.spec.strategy, run.plan.spec.resources
-        crossing = strategy and crossing_layers(strategy, resources.most_ranks)
-        if crossing:
-            warnings.add(("strategy",), crossing)
+    runs, sweep, inputs = _plan_all(document, *changes, default_name=default, machine=machine)
     # What was composed has places in several files: secrets are replaced by their places in the text of the whole.
     written = parse_yaml(composed.text, document.name) if document.layers else document
-    text = without_secrets(composed.text, written)
-    warned = tuple(warnings.sorted())
     return SpecFile(
-        text=text,
+        text=without_secrets(composed.text, written),
         runs=runs,
-        warnings=warned,
+        warnings=_find_warnings(runs, sweep, inputs),
         # One run of a singleton is active at a time, in a sweep too.
-        parallel=1 if any(is_singleton(run.plan.spec.slurm) for run in runs) else read.parallel,
-        pack=read.pack,
+        parallel=1 if any(is_singleton(run.plan.spec.slurm) for run in runs) else sweep.parallel,
+        pack=sweep.pack,
         inputs=inputs,
         bases=composed.bases,
-        search=read.search,
+        search=sweep.search,
     )
 
 
-def _warn_of_twins(runs: Sequence[PlannedRun], warnings: Mistakes) -> None:
-    """Add to ``warnings`` which runs of a sweep are identical."""
+def _find_warnings(runs: Sequence[PlannedRun], sweep: Sweep, inputs: SpecInputs) -> tuple[Mistake, ...]:
+    """What is allowed in the ``runs`` of a spec, and hardly meant."""
+    on_command_line = [*inputs.overrides, *inputs.swept]
+    warnings = Mistakes(replace(inputs.document, mistakes=[]), on_command_line)
+    for rule in sweep.idle_rules():
+        warnings.add(("sweep", *rule.at), "this rule excludes no run")
     first: dict[str, int] = {}
-    # Values of secrets are in no plan: runs that differ in them look alike.
-    for number, run in enumerate(runs if len(runs) > 1 and not runs[0].secrets else (), 1):
-        twin = first.setdefault(run.plan.hash, number)
+    for number, run in enumerate(runs, 1):
+        # Values of secrets are in no plan: runs that differ in them look alike.
+        twin = first.setdefault(run.plan.hash, number) if len(runs) > 1 and not run.secrets else number
         if twin != number:
             warnings.add(("sweep",), f"runs {twin} and {number} of the sweep are identical")
-
-
-def _warn_of_secrets(runs: Iterable[PlannedRun], overrides: Sequence[Override], warnings: Mistakes) -> None:
-    """Add to ``warnings`` where secrets seem to be in lines of setup, or are on the command line."""
-    for run in runs:
         for index, line in enumerate(run.plan.spec.setup):
             if (secret := secret_in_shell(line)) is not None:
                 warnings.add(
@@ -278,13 +259,19 @@ def _warn_of_secrets(runs: Iterable[PlannedRun], overrides: Sequence[Override], 
                     f"this line seems to contain a secret ({secret}); it is recorded with the run, and Slurm keeps it "
                     "in the batch script: put it under 'env', whose secret values are recorded nowhere",
                 )
-    for override in overrides:
+        for key, message in find_oversights(run.plan.content):
+            warnings.add(key, message)
+        strategy, resources = run.plan.spec.strategy, run.plan.spec.resources
+        if strategy and (crossing := crossing_layers(strategy, resources.most_ranks)):
+            warnings.add(("strategy",), crossing)
+    for override in on_command_line:
         if is_exposed(override.path, override.value):
             warnings.add(
                 override.path,
                 "every user of this machine can read command lines; set it in the environment, and name it in the spec "
                 "as in 'env: {API_TOKEN: ${oc.env:API_TOKEN}}'",
             )
+    return tuple(warnings.sorted())
 
 
 def replan(
@@ -314,7 +301,7 @@ def replan(
     # A run stays in its experiment, whatever the default is in this version.
     experiment = plan.spec.tracking.mlflow.experiment
     machine = _Machine(Path(plan.workdir), plan.python, SiteRules(read_options), experiment, plan.spec)
-    [planned], _ = _plan_all(document, overrides, (), default_name=None, machine=machine)
+    [planned], *_ = _plan_all(document, overrides, (), default_name=None, machine=machine)
     # An override is needed to name another checkpoint: by itself a run keeps the one that it began with.
     names_start = any(each.lstrip("+").partition("=")[0].partition(".")[0] == "start_from" for each in overrides)
     if not renames:
@@ -351,8 +338,8 @@ def _plan_all(
     *,
     default_name: str | None,
     machine: _Machine,
-) -> tuple[tuple[PlannedRun, ...], Sweep]:
-    """All runs of a document, and its sweep. Raises SpecError."""
+) -> tuple[tuple[PlannedRun, ...], Sweep, SpecInputs]:
+    """All runs of a document, its sweep, and what they were made from. Raises SpecError."""
     data = {key: value for key, value in document.data.items() if key != "sweep"}
     overrides, override_mistakes = parse_overrides(override_texts, data)
     swept, sweep_mistakes = parse_sweeps(sweep_texts, data)
@@ -360,7 +347,12 @@ def _plan_all(
     mistakes.add_from_command_line([*override_mistakes, *sweep_mistakes])
     sweep = _merge_sweeps(document.data.get("sweep"), data, swept, mistakes, max_runs=machine.site.max_runs)
     if default_name is not None and "name" not in data:
-        data["name"] = _name_from_file(default_name, mistakes)
+        data["name"] = default_name
+        try:
+            check_name(default_name)
+        except ValueError as error:
+            data["name"] = "unnamed"
+            mistakes.add(("name",), f"the run cannot be named after the file ({error}); set 'name'")
     for key in sweep.search.space if sweep.search is not None else ():
         if recorded_value(key, None) is not None:
             mistakes.add(("sweep", key), "the values of a search are recorded, which those of secrets must not be")
@@ -382,7 +374,7 @@ def _plan_all(
             runs.append(replace(planned, varies=varies, point=point))
     _check_together(runs, sweep, mistakes)
     mistakes.raise_if_any()
-    return tuple(runs), sweep
+    return tuple(runs), sweep, SpecInputs(document, overrides, swept)
 
 
 def _merge_sweeps(
@@ -403,19 +395,16 @@ def _merge_sweeps(
 
     def check_key(key: str) -> None:
         # Keys of the command line have been checked, and may be parameters that the file does not have.
-        if key not in new:
-            _check_swept_key(key, data)
+        if key in new:
+            return
+        try:
+            check_path(tuple(key.split(".")), data)
+        except ValueError as error:
+            near = suggestion(key, WORDS)
+            raise ValueError(f"there is no key {key!r}{near}" if near else str(error)) from None
 
     merged = {**in_file, **new} if isinstance(in_file, Mapping) else in_file if in_file is not None else new
     return read_sweep(merged, lambda at, message: mistakes.add(("sweep", *at), message), check_key, max_runs=max_runs)
-
-
-def _check_swept_key(key: str, data: Mapping[str, Any]) -> None:
-    near = suggestion(key, WORDS)
-    try:
-        check_path(tuple(key.split(".")), data)
-    except ValueError as error:
-        raise ValueError(f"there is no key {key!r}{near}" if near else str(error)) from None
 
 
 def _check_together(runs: Sequence[PlannedRun], sweep: Sweep, mistakes: Mistakes) -> None:
@@ -464,10 +453,14 @@ def _plan_one(
             mistakes.add((key,), f"{reference} is known only when this run starts: write it in {' or '.join(PLACES)}")
     # This and the contradictions below are checked here, in new plans: plans of earlier versions, and of other sites,
     # must stay readable.
-    for at, message in _refused_options(spec, machine):
-        mistakes.add(at, message)
+    _refuse_options(spec, machine, mistakes)
     if not any(path[: len(key)] == key for path in failed for key in _OF_COMMAND):
-        spec = _with_counts(spec, template)
+        counts = counts_of_command(spec.command, written_resources(template))
+        if counts and (spec.launcher or choose_launcher(spec.command)) == NODE:
+            numbers: dict[str, Any] = {
+                key: Nodes(count, count) if key == "nodes" else count for key, (_, count) in counts.items()
+            }
+            spec = replace(spec, resources=replace(spec.resources, **numbers))
         for message in _command_mistakes(spec, template):
             mistakes.add(("command",), message)
     workdir = machine.directory(spec.workdir)
@@ -477,8 +470,9 @@ def _plan_one(
         if problem := machine.site.missing_script(spec, workdir) if is_known else "":
             mistakes.add(("command",), problem)
         return None
-    spec = _in_experiment(spec, machine.experiment)
-    plan, secrets = make_plan(spec, workdir=str(workdir), python=machine.python, template=template)
+    plan, secrets = make_plan(
+        spec, workdir=str(workdir), python=machine.python, template=template, experiment=machine.experiment
+    )
     for at, message in excesses(spec, plan.content):
         mistakes.add(at, message)
     return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
@@ -501,30 +495,20 @@ def _command_mistakes(spec: Spec, template: Mapping[str, Any]) -> Iterator[str]:
         yield f"the shell calls {problem[0].name}, {problem[1]}"
 
 
-def _with_counts(spec: Spec, template: Mapping[str, Any]) -> Spec:
-    """The spec with the numbers of nodes and processes that only the command's launcher is told."""
-    if (spec.launcher or choose_launcher(spec.command)) != NODE:
-        return spec
-    resources, counts = spec.resources, counts_of_command(spec.command, written_resources(template))
-    if "nodes" in counts:
-        resources = replace(resources, nodes=Nodes(counts["nodes"][1], counts["nodes"][1]))
-    if "procs_per_node" in counts:
-        resources = replace(resources, procs_per_node=counts["procs_per_node"][1])
-    return replace(spec, resources=resources) if counts else spec
-
-
-def _refused_options(spec: Spec, machine: _Machine) -> Iterator[tuple[KeyPath, str]]:
-    """Options of Slurm that are not passed on, each with its place and a message; not a run's present options."""
+def _refuse_options(spec: Spec, machine: _Machine, mistakes: Mistakes) -> None:
+    """Add to ``mistakes`` the options of Slurm that are not passed on; not a run's present options."""
     before = {} if machine.planned is None else machine.planned.slurm
     changed = {key: value for key, value in spec.slurm.items() if key not in before or before[key] != value}
     # A wrong number of nodes is None.
     fixed = spec.resources.nodes is not None and spec.resources.nodes.min == spec.resources.nodes.max
-    nodes = spec.resources.nodes.max if fixed else None
-    for at, message in refused_options(changed, machine.site.read_options, nodes):
-        yield ("slurm", *at), message
+    sections: list[tuple[KeyPath, Mapping[str, Any], int | None]] = [
+        (("slurm",), changed, spec.resources.nodes.max if fixed else None)
+    ]
     for number, component in enumerate(spec.resources.components if machine.planned is None else ()):
-        for at, message in refused_options(component.slurm, machine.site.read_options, component.nodes):
-            yield ("resources", "components", str(number), "slurm", *at), message
+        sections.append((("resources", "components", str(number), "slurm"), component.slurm, component.nodes))
+    for section, slurm, nodes in sections:
+        for at, message in refused_options(slurm, machine.site.read_options, nodes):
+            mistakes.add((*section, *at), message)
 
 
 def experiment_of(path: Path) -> str | None:
@@ -538,20 +522,3 @@ def experiment_of(path: Path) -> str | None:
             check_name(name)
             return name if path.is_file() else None
     return None
-
-
-def _in_experiment(spec: Spec, experiment: str | None) -> Spec:
-    """The spec with an ``experiment``, if it names none itself."""
-    mlflow = spec.tracking.mlflow
-    if mlflow.experiment is not None or experiment is None:
-        return spec
-    return replace(spec, tracking=replace(spec.tracking, mlflow=replace(mlflow, experiment=experiment)))
-
-
-def _name_from_file(stem: str, mistakes: Mistakes) -> str:
-    try:
-        check_name(stem)
-    except ValueError as error:
-        mistakes.add(("name",), f"the run cannot be named after the file ({error}); set 'name'")
-        return "unnamed"
-    return stem

@@ -64,7 +64,16 @@ def apply_overrides(overrides: Sequence[Override], data: Mapping[str, Any]) -> d
     """A copy of the data with these overrides applied; later ones win."""
     result: dict[str, Any] = dict(data)
     for override in overrides:
-        _set_in_place(result, *whole_value(override))
+        path, value = whole_value(override)
+        section = result
+        # The mappings around the value are copied, and shorthands on the way become sections.
+        for length, key in enumerate(path[:-1], 1):
+            inside, kind = section.get(key), SCHEMA.get(path[:length])
+            if isinstance(kind, Section):
+                inside = kind.expand(inside)
+            section[key] = dict(inside) if isinstance(inside, Mapping) else {}
+            section = section[key]
+        section[path[-1]] = value
     return result
 
 
@@ -81,25 +90,25 @@ def check_path(path: KeyPath, data: Mapping[str, Any], *, adds: bool = False) ->
     for length in range(1, len(path) + 1):
         kind = SCHEMA.get(path[:length])
         if kind is None:
-            raise ValueError(f"there is no key {'.'.join(path[:length])!r}{_hint_for_path(path[:length], data)}")
+            params, siblings = data.get("params"), [key[-1] for key in SCHEMA if key[:-1] == path[: length - 1]]
+            is_param = length == 1 and isinstance(params, Mapping) and path[0] in params
+            near = f"; did you mean 'params.{path[0]}'?" if is_param else ""
+            hint = near or hint_for_unknown_key(path[:length], siblings).text
+            raise ValueError(f"there is no key {'.'.join(path[:length])!r}{hint}")
         # Below a mapping with free names any key is allowed: names are checked when the spec is read.
         if isinstance(kind, Entries):
-            if path[:length] == ("params",) and not adds:
-                _check_is_in_file(path, data)
+            inside, key = value_at(data, path[:-1]), path[-1]
+            is_there = isinstance(inside, Mapping) and key in inside
+            if path[:length] == ("params",) and not adds and not is_there:
+                near = suggestion(key, map(str, inside)) if isinstance(inside, Mapping) else ""
+                whole = ".".join(path)
+                raise ValueError(f"there is no {whole!r} in the spec{near}; +{whole}=... adds a new parameter")
             return
         if not isinstance(kind, Section):
             # One level below a value may be right, as in checkpoint.every.steps; two never are.
             if isinstance(kind, Scalar) and length < len(path) - 1:
                 raise ValueError(f"{'.'.join(path[:length])!r} has no key {path[length]!r}")
             return
-
-
-def _hint_for_path(path: KeyPath, data: Mapping[str, Any]) -> str:
-    params = data.get("params")
-    if len(path) == 1 and isinstance(params, Mapping) and path[0] in params:
-        return f"; did you mean 'params.{path[0]}'?"
-    siblings = [key[-1] for key in SCHEMA if key[:-1] == path[:-1]]
-    return hint_for_unknown_key(path, siblings).text
 
 
 def _parse_all(
@@ -133,69 +142,43 @@ def _parse_override(text: str, shown: str, data: Mapping[str, Any], *, multiple:
     if multiple and key.strip() in WORDS:
         return Override(path, parse_value(raw), shown.strip())
     check_path(path, data, adds=key.startswith("+"))
-    if multiple:
-        return Override(path, _parse_values(raw), shown.strip())
-    value = parse_value(raw)
-    if _is_for_sweep(path, value, raw.strip(), data):
-        raise ValueError(_instead_of_several(key.strip(), path, raw.strip()))
-    return Override(path, value, shown.strip())
+    if not multiple:
+        value = parse_value(raw)
+        if isinstance(value, str) and (problem := _problem_of_several(path, value, key.strip(), raw.strip(), data)):
+            raise ValueError(problem)
+        return Override(path, value, shown.strip())
+    # The values are a list, or a text such as range(5) that stands for one.
+    with contextlib.suppress(ValueError):
+        if is_expression(whole := parse_value(raw)):
+            return Override(path, whole, shown.strip())
+    # The brackets may be omitted: "1,2,3" is easier to type in a shell than "[1, 2, 3]".
+    value = parse_value(raw if raw.strip().startswith("[") else f"[{raw}]")
+    return Override(path, value if isinstance(value, list) else [value], shown.strip())
 
 
-def _instead_of_several(key: str, path: KeyPath, raw: str) -> str:
-    """What to write instead of several values for a key that has one."""
+def _problem_of_several(path: KeyPath, value: str, key: str, raw: str, data: Mapping[str, Any]) -> str:
+    """What to write instead of ``0.1,0.3`` for a key that has, or can only have, one number, or true or false.
+
+    In quotes of its own it is meant as text. Empty if it is right.
+    """
+    parts = [] if raw[0] in "\"'" else raw.split(",")
+    try:
+        values = [parse_value(part) for part in parts]
+    except ValueError:
+        return ""
+    if len(values) < 2 or not all(isinstance(each, bool | int | float) for each in values):
+        return ""
+    has_one = isinstance(value_at(data, path), bool | int | float)
+    if not has_one and not (path in SCHEMA and read_all(SCHEMA[path], value, path)[1]):
+        return ""
+    if not has_one and any(read_all(SCHEMA[path], each, path)[1] for each in values):
+        return ""
     ways = [f"for a run with each: --sweep {'.'.join(path)}={raw}"]
     if path[0] == "params":
         ways.append(f"for a list: '{key}=[{raw}]'")
     if path not in SCHEMA:
         ways.append(f"""for the text: {key}="'{raw}'\"""")
     return f"{raw} is text, where the spec has one value; {'; '.join(ways)}"
-
-
-def _is_for_sweep(path: KeyPath, value: object, raw: str, data: Mapping[str, Any]) -> bool:
-    """Whether text such as ``0.1,0.3`` is for a key which has, or can only have, one number, or true or false.
-
-    In quotes of its own it is meant as text.
-    """
-    parts = raw.split(",")
-    if not isinstance(value, str) or len(parts) < 2 or raw[0] in "\"'":
-        return False
-    with contextlib.suppress(ValueError):
-        values = [parse_value(part) for part in parts]
-        if not all(isinstance(each, bool | int | float) for each in values):
-            return False
-        return isinstance(value_at(data, path), bool | int | float) or _takes_one(path, value, values)
-    return False
-
-
-def _takes_one(path: KeyPath, value: str, values: Sequence[object]) -> bool:
-    """Whether a key of the schema cannot have this value, but any of these."""
-    if path not in SCHEMA:
-        return False
-
-    def is_right(each: object) -> bool:
-        return not read_all(SCHEMA[path], each, path)[1]
-
-    return not is_right(value) and all(map(is_right, values))
-
-
-def _parse_values(raw: str) -> object:
-    """The values of a swept key: a list, or a text such as ``range(5)`` that stands for one. Raises ValueError."""
-    with contextlib.suppress(ValueError):
-        if is_expression(whole := parse_value(raw)):
-            return whole
-    # The brackets may be omitted: "1,2,3" is easier to type in a shell than "[1, 2, 3]".
-    value = parse_value(raw if raw.strip().startswith("[") else f"[{raw}]")
-    return value if isinstance(value, list) else [value]
-
-
-def _check_is_in_file(path: KeyPath, data: Mapping[str, Any]) -> None:
-    inside: Any = data
-    for depth, key in enumerate(path):
-        if not isinstance(inside, Mapping) or key not in inside:
-            near = suggestion(key, map(str, inside)) if isinstance(inside, Mapping) else ""
-            missing = ".".join(path[: depth + 1])
-            raise ValueError(f"there is no {missing!r} in the spec{near}; +{'.'.join(path)}=... adds a new parameter")
-        inside = inside[key]
 
 
 def whole_value(override: Override) -> tuple[KeyPath, Any]:
@@ -211,19 +194,6 @@ def whole_value(override: Override) -> tuple[KeyPath, Any]:
                 value = {key: value}
             return override.path[:length], value
     return override.path, override.value
-
-
-def _set_in_place(data: dict[str, Any], path: KeyPath, value: Any) -> None:
-    """Set a value in place. The mappings around it are copied, and shorthands on the way become sections."""
-    *parents, last = path
-    for length, key in enumerate(parents, 1):
-        inside = data.get(key)
-        kind = SCHEMA.get(path[:length])
-        if isinstance(kind, Section):
-            inside = kind.expand(inside)
-        data[key] = dict(inside) if isinstance(inside, Mapping) else {}
-        data = data[key]
-    data[last] = value
 
 
 class Mistakes:
@@ -344,20 +314,15 @@ class SpecInputs:
         for key, swept in reversed(list(point.items())):
             at, value = whole_value(Override(tuple(key.split(".")), swept.value, ""))
             if path[: len(at)] == at:
-                return ("sweep", self._place_in_sweep(swept.at)) if _written_key(value, at, path) else unset
+                varied = (f"command line ({each.text})" for each in self.swept if ".".join(each.path) == swept.at[0])
+                place = next(varied, None) or self.document.place_of(("sweep", *swept.at))
+                return ("sweep", place) if _written_key(value, at, path) else unset
         for override in reversed(self.overrides):
             at, value = whole_value(override)
             if path[: len(at)] == at:
                 return ("override", f"command line ({override.text})") if _written_key(value, at, path) else unset
         written = _written_key(self.document.data, (), path)
         return ("file", self.document.place_of(written)) if written else unset
-
-    def _place_in_sweep(self, at: KeyPath) -> str:
-        """Where a value of the sweep is written; ``at``: its key below ``sweep``."""
-        for override in self.swept:
-            if ".".join(override.path) == at[0]:
-                return f"command line ({override.text})"
-        return self.document.place_of(("sweep", *at))
 
 
 def _plain_leaves(content: Mapping[str, Any], at: KeyPath) -> Iterator[tuple[KeyPath, Any]]:

@@ -52,12 +52,13 @@ def recorded_value(key: str, value: Any) -> Any:
 
 def without_secrets(text: str, document: YamlDocument) -> str:
     """The text of a spec with the values of secret variables replaced, and everything else as written."""
-    written = ((path, span, text[slice(*span)]) for path, span in document.spans.items())
-    spans = {
-        span
-        for path, span, value in written
-        if (_is_secret(path, value) or _is_secret(path, _text_at(document.data, path))) and "${" not in value
-    }
+    spans = set()
+    for path, span in document.spans.items():
+        # As written, and without YAML's escapes and folds.
+        written, value = text[slice(*span)], value_at(document.data, path)
+        is_secret = _is_secret(path, written) or (isinstance(value, str) and _is_secret(path, value))
+        if is_secret and "${" not in written:
+            spans.add(span)
     # Replaced from the end, so that the positions of the others stay valid.
     for start, end in sorted(spans, reverse=True):
         value = text[start:end]
@@ -67,12 +68,6 @@ def without_secrets(text: str, document: YamlDocument) -> str:
         text = f'{text[:start]}{anchor[0] if anchor else ""}"{REDACTED}"{ending}{text[end:]}'
     # In comments.
     return without_url_passwords(text)
-
-
-def _text_at(data: Any, path: KeyPath) -> str:
-    """What YAML's escapes and folds stand for, as text; empty where that is no value of its own."""
-    value = value_at(data, path)
-    return value if isinstance(value, str) else ""
 
 
 def _is_secret(path: KeyPath, value: str) -> bool:
@@ -147,11 +142,11 @@ def excesses(spec: Spec, plain: Mapping[str, Any]) -> Iterator[tuple[KeyPath, st
 
     ``plain``: the spec as plain data, which may lack the values of secrets.
     """
-    variables = {name: len(name.encode()) + _size(value) + 2 for name, value in spec.env.items()}
+    variables = {name: len(name.encode()) + _bytes_of(value) + 2 for name, value in spec.env.items()}
     for name, size in variables.items():
         if size > _LONGEST:
             yield ("env", name), f"a variable can have {_LONGEST:,} bytes, this has {size:,}; {_INSTEAD}"
-    words = [_size(word) + 1 for word in split_command(spec.command)]
+    words = [_bytes_of(word) + 1 for word in split_command(spec.command)]
     if any(size > _LONGEST for size in words):
         yield ("command",), f"an argument can have {_LONGEST:,} bytes, one has {max(words):,}; {_INSTEAD}"
     elif sum(words) + sum(variables.values()) > _TOTAL:
@@ -159,45 +154,34 @@ def excesses(spec: Spec, plain: Mapping[str, Any]) -> Iterator[tuple[KeyPath, st
         total = sum(words) + sum(variables.values())
         yield (key,), f"'command' and 'env' can have {_TOTAL:,} bytes together, they have {total:,}; {_INSTEAD}"
     for key in SHELL_KEYS:
-        size = sum(_size(line) + 1 for line in getattr(spec, key))
+        size = sum(_bytes_of(line) + 1 for line in getattr(spec, key))
         if size > _SETUP:
             yield (key,), f"the lines can have {_SETUP:,} bytes together, they have {size:,}; call a script"
     params = len(json.dumps(spec.params))
     if params > _PARAMS:
         yield ("params",), f"parameters can have {_PARAMS:,} characters as JSON, these have {params:,}; {_INSTEAD}"
-    yield from _long_names(spec.params, ("params",))
+    longest = max(_param_names(spec.params), key=len, default="")
+    if len(longest) > _NAME:
+        yield (
+            ("params",),
+            f"a name can have {_NAME} characters, {longest[:20]}... has {len(longest):,}; shorten it",
+        )
     rest = {key: value for key, value in plain.items() if key not in _OWN}
+    for path, text in texts_in(rest):
+        limit = _OPTION if path[0] == "slurm" else _TEXT
+        if len(text) > limit:
+            yield path, f"a text here can have {limit:,} characters, this has {len(text):,}; shorten it"
     size = len(json.dumps(rest))
     if size > _REST:
         longest = max(rest, key=lambda key: len(json.dumps(rest[key])))
         yield (longest,), f"all of this can have {_REST:,} characters as JSON, it has {size:,}; shorten it"
-    elif size > _TEXT:
-        yield from _long_texts(rest, ())
 
 
-def _long_names(params: Mapping[str, Any], at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    for name, value in params.items():
-        if len(name) > _NAME:
-            yield at, f"a name here can have {_NAME} characters, {name[:20]}... has {len(name):,}; shorten it"
-        if isinstance(value, Mapping):
-            yield from _long_names(value, (*at, name))
+def _param_names(params: object) -> Iterator[str]:
+    for name, value in params.items() if isinstance(params, Mapping) else ():
+        yield name
+        yield from _param_names(value)
 
 
-def _long_texts(value: object, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
-    if isinstance(value, Mapping):
-        for key, inside in value.items():
-            if len(key) > _TEXT:
-                yield at, f"a key here can have {_TEXT:,} characters, {key[:20]}... has {len(key):,}; shorten it"
-            else:
-                yield from _long_texts(inside, (*at, key))
-    elif isinstance(value, list | tuple):
-        for index, inside in enumerate(value):
-            yield from _long_texts(inside, (*at, str(index)))
-    elif isinstance(value, str):
-        limit = _OPTION if at[:1] == ("slurm",) else _TEXT
-        if len(value) > limit:
-            yield at, f"a text here can have {limit:,} characters, this has {len(value):,}; shorten it"
-
-
-def _size(text: str) -> int:
+def _bytes_of(text: str) -> int:
     return len(text.encode(errors="surrogateescape"))

@@ -36,23 +36,19 @@ class Dependency:
         return f"{AFTER_ANY}:{self.name}" if self.any else self.name
 
 
-def parse_dependency(text: str) -> Dependency:
+def parse_dependency(value: object) -> Dependency:
     """The dependency that an entry of ``after`` stands for, such as ``pretrain`` or ``afterany:pretrain``.
 
-    Raises ValueError for any other text.
+    Raises ValueError for any other value.
     """
-    condition, colon, name = text.rpartition(":")
+    if not isinstance(value, str):
+        raise ValueError(f"expected the name or id of a run, found {type_name(value)} ({value!r}); put it in quotes")
+    condition, colon, name = value.strip().rpartition(":")
     if colon and condition not in _CONDITIONS:
         near = suggestion(condition, _CONDITIONS)
         raise ValueError(f"{condition!r} is no condition: write 'afterok:{name}' or 'afterany:{name}'{near}")
     check_name(name)
     return Dependency(name, any=condition == AFTER_ANY)
-
-
-def _read_entry(value: object) -> str:
-    if not isinstance(value, str):
-        raise ValueError(f"expected the name or id of a run, found {type_name(value)} ({value!r}); put it in quotes")
-    return str(parse_dependency(value.strip()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +66,7 @@ class _Dependencies(Items):
         return entries
 
 
-DEPENDENCIES = _Dependencies(Scalar("run", _read_entry, is_text=True), "list of runs")
+DEPENDENCIES = _Dependencies(Scalar("run", lambda value: str(parse_dependency(value)), is_text=True), "list of runs")
 
 
 FIELDS = ("checkpoint", "dir", "id", "step")

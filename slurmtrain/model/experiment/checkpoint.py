@@ -19,7 +19,7 @@ from slurmtrain.model.experiment.kinds import (
     whole_number,
 )
 from slurmtrain.model.experiment.launcher import split_command
-from slurmtrain.model.experiment.values import parse_size, write_size
+from slurmtrain.model.experiment.values import compile_pattern, parse_size, write_size
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,10 +128,7 @@ def check_step(text: str) -> None:
     """Check that ``text`` is a key, or a regular expression with a group for the step. Raises ValueError."""
     if step_key(text) is not None:
         return
-    try:
-        pattern = re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"{text!r} is no regular expression: {error}") from error
+    pattern = compile_pattern(text)
     if pattern.groups != 1 and _STEP not in pattern.groupindex:
         raise ValueError(
             rf"{text!r} has {pattern.groups} groups; it must have one for the digits of the step, as in 'step=(\d+)', "
@@ -187,20 +184,6 @@ OF_CHECKPOINT = ("resume_from", "resume_dir", "resume_tag")
 """The placeholders for the checkpoint to continue from."""
 CONDITIONAL = re.compile(rf"\{{({'|'.join(OF_CHECKPOINT)})\?((?:[^{{}}]|\{{\w+\}})*)\}}")
 """The name of a placeholder, and the text, which may have placeholders itself."""
-
-
-def conditional_problem(command: str) -> str:
-    """What is wrong with a command's ``{resume_from?TEXT}``, as a sentence without a full stop; empty if nothing is."""
-    for word in split_command(command):
-        for name in re.findall(r"\{([A-Za-z_]\w*)\?", CONDITIONAL.sub("", word)):
-            if name in OF_CHECKPOINT:
-                return (
-                    f"'{{{name}?...' does not end in the same argument; with blanks in it, the whole needs quotes: "
-                    f"'{{{name}?a b}}'"
-                )
-            if near := suggestion(name, OF_CHECKPOINT):
-                return f"'{{{name}?...}}' is no placeholder{near}"
-    return ""
 
 
 WHOLE, WEIGHTS = "everything", "weights"
@@ -321,3 +304,20 @@ class CheckpointSpec:
         for key, does in _UP_TO_THE_SCRIPT.items():
             if getattr(self, key) != getattr(untouched, key):
                 yield "glob", f"'glob' and {key!r} exclude each other: with 'glob' your own script {does}"
+
+
+def placeholder_problems(command: str, checkpoint: CheckpointSpec) -> Iterator[str]:
+    """Why placeholders of a ``command`` for a checkpoint cannot be filled in, as sentences without a full stop."""
+    for word in split_command(command):
+        for name in re.findall(r"\{([A-Za-z_]\w*)\?", CONDITIONAL.sub("", word)):
+            if name in OF_CHECKPOINT:
+                yield f"'{{{name}?...' does not end in the same argument: with blanks, write it in quotes as a whole"
+            elif near := suggestion(name, OF_CHECKPOINT):
+                yield f"'{{{name}?...}}' is no placeholder{near}"
+    for name in OF_CHECKPOINT:
+        if not re.search(rf"\{{{name}[?}}]", command):
+            continue
+        if not checkpoint.glob:
+            yield f"'{{{name}}}' needs to know where checkpoints are: set 'checkpoint.glob'"
+        elif checkpoint.format == OWN:
+            yield f"'{{{name}}}' is always empty with 'checkpoint.format: own'; remove one of the two"

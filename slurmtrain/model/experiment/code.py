@@ -243,7 +243,7 @@ class Difference(NamedTuple):
         return ", ".join(texts) or "no file differs"
 
 
-def compare(earlier: CodeManifest, later: CodeManifest) -> Difference:
+def compare_manifests(earlier: CodeManifest, later: CodeManifest) -> Difference:
     """How ``later`` differs from ``earlier``."""
     before, after = ({file.path: file for file in manifest.files} for manifest in (earlier, later))
     return Difference(

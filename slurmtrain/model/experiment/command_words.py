@@ -12,14 +12,14 @@ import re
 import shlex
 import sys
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 from slurmtrain.model.experiment.kinds import KeyPath, nearest
 from slurmtrain.model.experiment.launcher import PLACEHOLDERS as NODE_PLACEHOLDERS
 from slurmtrain.model.experiment.launcher import SHELLS
-from slurmtrain.model.experiment.values import SHELL_KEYS, is_secret_variable, texts_in, value_at
+from slurmtrain.model.experiment.values import texts_in, value_at
 
 # Words in the names of options, and of files without an option, for what a program writes or may find there later.
 _WRITTEN = re.compile(
@@ -141,8 +141,19 @@ def result_places(words: Sequence[str], pattern: str | None, workdir: str, root:
         root: The repository, absolute.
     """
     written = paths_written([_ANY_PLACEHOLDER.sub(_UNKNOWN_NAME, word) for word in words])
-    places = [*map(_place_of, written), *([_pattern_directory(pattern)] if pattern else ())]
-    return list(dict.fromkeys(_in_repository(places, workdir, root)))
+    results: dict[ResultPlace, None] = {}
+    places = list(map(_place_of, written))
+    if pattern:
+        parents = PurePosixPath(pattern).parents
+        places.append(ResultPlace(str(next(each for each in parents if not _WILDCARD.search(str(each)))), DIRECTORY))
+    for place in places:
+        absolute = posixpath.normpath(posixpath.join(workdir, place.path))
+        path = posixpath.relpath(absolute, root)
+        # A place further up is not beside a copy of the repository, and all of the working directory is no place.
+        is_beside = not path.startswith("../..") and not f"{workdir}/".startswith(f"{absolute.rstrip('/')}/")
+        if is_beside and not place.path.startswith(("/", "~")):
+            results[ResultPlace(path, place.kind)] = None
+    return list(results)
 
 
 def _place_of(named: NamedPath) -> ResultPlace:
@@ -154,24 +165,6 @@ def _place_of(named: NamedPath) -> ResultPlace:
         return ResultPlace(str(path), FILE)
     is_directory = named.path.endswith("/") or _OF_DIRECTORIES.search(named.option)
     return ResultPlace(str(path), DIRECTORY if is_directory else UNKNOWN)
-
-
-def _pattern_directory(pattern: str) -> ResultPlace:
-    """The directory of all files that a pattern matches."""
-    parents = PurePosixPath(pattern).parents
-    return ResultPlace(str(next(each for each in parents if not _WILDCARD.search(str(each)))), DIRECTORY)
-
-
-def _in_repository(places: Sequence[ResultPlace], workdir: str, root: str) -> Iterator[ResultPlace]:
-    """The relative places below the root or next to it, without the working directory."""
-    for place in places:
-        if place.path.startswith(("/", "~")):
-            continue
-        absolute = posixpath.normpath(posixpath.join(workdir, place.path))
-        path = posixpath.relpath(absolute, root)
-        # Further up, a copy is not surrounded by what surrounds the repository.
-        if not path.startswith("../..") and not f"{workdir}/".startswith(f"{absolute.rstrip('/')}/"):
-            yield ResultPlace(path, place.kind)
 
 
 class ScriptImport(NamedTuple):
@@ -201,22 +194,16 @@ def script_imports(source: bytes) -> list[ScriptImport]:
     imports = []
     certain = True
     for statement in body:
-        packages = list(_packages_of(statement))
+        packages: list[str] = []
+        if isinstance(statement, ast.Import):
+            packages = [alias.name.partition(".")[0] for alias in statement.names]
+        elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
+            packages = [statement.module.partition(".")[0]]
         foreign = [package for package in packages if package not in sys.stdlib_module_names]
         imports += [ScriptImport(package, statement.lineno, certain and package == foreign[0]) for package in foreign]
-        certain = certain and not foreign and (bool(packages) or _is_text(statement))
+        is_text = isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
+        certain = certain and not foreign and (bool(packages) or is_text)
     return imports
-
-
-def _packages_of(statement: ast.stmt) -> Iterator[str]:
-    if isinstance(statement, ast.Import):
-        yield from (alias.name.partition(".")[0] for alias in statement.names)
-    elif isinstance(statement, ast.ImportFrom) and statement.module and not statement.level:
-        yield statement.module.partition(".")[0]
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 # What commands may have in braces: docs/spec.md.
@@ -227,18 +214,13 @@ PLACEHOLDERS = (
 _BRACES = re.compile(r"(?<!\$)\{([A-Za-z_][\w-]*(?:\.[\w-]+)*)\}")
 _NUMBER = r"[+-]?(?:\d+(?:\.\d*)?|\.\d+)(?:[eE][+-]?\d+)?"
 NUMBERS = re.compile(rf"{_NUMBER}(?:\s*,\s*{_NUMBER})+")
-# A variable, and words that only a shell understands, outside of quotes.
-_VARIABLE = re.compile(r"\$([A-Za-z_]\w*)")
-_OPERATOR = re.compile(r"&&|\|\|?|;|&|[0-9]?>>?(?:&[0-9])?|<|.*;")
+# Words that only a shell understands, and a variable.
+_OF_SHELL = re.compile(r"&&|\|\|?|;|&|[0-9]?>>?(?:&[0-9])?|<|.*;|~.*")
+_VARIABLE = re.compile(r"\$[A-Za-z_]\w*")
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=")
 # What only a shell has: no program has these names, or none that does what is meant.
 _BUILTINS = frozenset(
     {".", "alias", "cd", "eval", "exec", "export", "module", "pushd", "set", "source", "ulimit", "umask", "unset"}
-)
-# Variables that exist, or have their values, only in a job or in a rank.
-_OF_JOB = re.compile(
-    r"(?:SLURM|SLURMD|SLURMTRAIN|CUDA|ROCR|HIP|NCCL|OMPI|PMI|PET)_\w+|TMPDIR|HOSTNAME|RANDOM|RANK|NODE_RANK|GROUP_RANK"
-    r"|LOCAL_RANK|WORLD_SIZE|LOCAL_WORLD_SIZE|MASTER_ADDR|MASTER_PORT|OMP_NUM_THREADS|NNODES|NPROC_PER_NODE"
 )
 # How similar a name in braces must be to a placeholder to be a slip.
 _SLIP = 0.8
@@ -254,7 +236,7 @@ def find_failures(template: Mapping[str, Any]) -> Iterator[str]:
         # A word with quotes, or a backslash before its braces, is passed on as it is on purpose.
         for name in _BRACES.findall("" if re.search(r"[\"'\\]", word) else word):
             keys = [name] * ("." in name) + [f"params.{name}"]
-            key = next((key for key in keys if _has_key(template, key.split("."))), None)
+            key = next((key for key in keys if value_at(template, key.split("."), _ABSENT) is not _ABSENT), None)
             if key is not None and name not in PLACEHOLDERS:
                 yield (
                     f"nothing replaces {{{name}}}; write ${{{key}}} for the value of that key, or '{{{name}}}', with "
@@ -262,31 +244,31 @@ def find_failures(template: Mapping[str, Any]) -> Iterator[str]:
                 )
 
 
-def find_oversights(plain: Mapping[str, Any], variables: Collection[str] = ()) -> Iterator[tuple[KeyPath, str]]:
+def find_oversights(plain: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     """Keys of a spec, as plain data, whose values are hardly meant so, each with a message that says what may be meant.
 
-    ``variables``: names of the variables of this environment.
+    What can only fail is a mistake (:func:`find_failures`), anything else is allowed.
     """
-    for section in ("command", "params", "env", *SHELL_KEYS):
-        for path, text in texts_in(plain[section], (section,)):
-            for key in dict.fromkeys(_BRACES.findall(text)):
-                meant = _meant_by_braces(key, plain, placeholders=section == "command")
-                if meant:
-                    yield path, f"{{{key}}} is passed on as it is; {meant}"
-
-    def has_now(name: str) -> bool:
-        return name in variables and name not in plain["env"] and not is_of_job(name)
-
-    yield from ((("command",), message) for message in _shell_words(plain["command"], has_now))
+    command = plain["command"]
+    for name in dict.fromkeys(_BRACES.findall(command)):
+        near = None if name in PLACEHOLDERS else nearest(name, PLACEHOLDERS, _SLIP)
+        if near:
+            yield ("command",), f"{{{name}}} is passed on as it is; did you mean {{{near}}}?"
+    words = _words(command)
+    # The text that a shell runs, behind its option -c, is left out.
+    option = next((index for index, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), len(words))
+    if words and words[0].rpartition("/")[2] in SHELLS:
+        words = [*words[: option + 1], *words[option + 2 :]]
+    odd = next((word for word in words if _OF_SHELL.fullmatch(word)), None)
+    odd = odd or next((name[0] for word in words if word[:1] != "'" and (name := _VARIABLE.search(word))), None)
+    problem = of_shell(words[0]) if words else ""
+    if problem or odd:
+        why = f": {problem}" if problem else f", and {odd!r} is passed on as it is"
+        yield ("command",), f"no shell runs the command{why}; write {in_shell(command)}, or a script"
     for path, text in texts_in(plain["params"], ("params",)):
         if NUMBERS.fullmatch(text):
             name = ".".join(path)
             yield path, f"{text!r} is text; for a run with each number: --sweep {name}={text}; for a list: [{text}]"
-
-
-def is_of_job(variable: str) -> bool:
-    """Whether a variable of this name exists, or has its value, only in a job."""
-    return _OF_JOB.fullmatch(variable) is not None
 
 
 def in_shell(command: str) -> str:
@@ -301,64 +283,9 @@ def of_shell(word: str) -> str:
     return f"{word!r} sets a variable, which only a shell does" if _ASSIGNMENT.match(word) else ""
 
 
-def _meant_by_braces(key: str, plain: Mapping[str, Any], *, placeholders: bool) -> str:
-    """What a name in braces may stand for, as half a sentence; empty if it can be meant as it is."""
-    if placeholders and key in PLACEHOLDERS:
-        return ""
-    path = key.split(".")
-    if len(path) > 1 and _has_key(plain, path):
-        return f"${{{key}}} is replaced by the value of that key"
-    if placeholders and _has_key(plain, ["params", *path]):
-        return f"${{params.{key}}} is replaced by the value of that parameter"
-    near = nearest(key, PLACEHOLDERS, _SLIP) if placeholders else None
-    return f"did you mean {{{near}}}?" if near else ""
-
-
 def _words(command: str) -> list[str]:
     """The words of a command with their quotes: what is quoted is meant."""
     try:
         return shlex.split(command, posix=False)
     except ValueError:  # a backslash before a quote, which this mode does not know
         return []
-
-
-def _shell_words(command: str, has_now: Callable[[str], bool]) -> Iterator[str]:
-    """What in a command only a shell would understand; ``has_now``: whether a variable has its value already."""
-    words = _outside_shell(_words(command))
-    operator = next((word for word in words[1:] if _OPERATOR.fullmatch(word)), None)
-    if problem := of_shell(words[0]) if words else "":
-        yield f"no shell runs the command: {problem}; write {in_shell(command)}, or a script"
-        return
-    if operator is not None:
-        cure = f"write {in_shell(command)}, or a script"
-        yield f"no shell runs the command, and {operator!r} is passed on as it is; {cure}"
-        return
-    for word in words:
-        variable = None if word.startswith("'") else _VARIABLE.search(word)
-        if variable is not None:
-            name = variable[1]
-            yield (
-                f"no shell runs the command, and {variable[0]} is passed on as it is; write {in_shell(command)} for "
-                "its value in the job"
-                + (
-                    f", or ${{oc.env:{name}}} for its value now"
-                    if not is_secret_variable(name) and has_now(name)
-                    else ""
-                )
-            )
-        elif word.startswith("~"):
-            home = word.startswith("~/") or word == "~"
-            instead = f"${{oc.env:HOME}}{word[1:]}" if home else in_shell(command)
-            yield f"no shell runs the command, and {word!r} is passed on as it is; write {instead}"
-
-
-def _outside_shell(words: Sequence[str]) -> list[str]:
-    """The words without the text that a shell runs: ``bash -c "..."``."""
-    if not words or words[0].rpartition("/")[2] not in SHELLS:
-        return list(words)
-    option = next((index for index, word in enumerate(words) if re.fullmatch(r"-[a-z]*c", word)), len(words))
-    return [*words[: option + 1], *words[option + 2 :]]
-
-
-def _has_key(plain: Any, path: Sequence[str]) -> bool:
-    return value_at(plain, path, _ABSENT) is not _ABSENT

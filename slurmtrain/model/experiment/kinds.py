@@ -19,6 +19,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from functools import cache
+from types import MappingProxyType
 from typing import Annotated, Any, NamedTuple, Protocol, get_args, get_type_hints
 
 from slurmtrain.model.written import plain_numbers
@@ -151,21 +152,23 @@ def whole_number(minimum: int, maximum: int | None = None, why: str = "") -> Sca
     return Scalar(f"whole number {bounds}", parse, schema={"type": "integer", **limits})
 
 
-def finite_number(minimum: float) -> Scalar:
-    """A finite number of at least ``minimum``."""
+def finite_number(minimum: float, maximum: float = sys.float_info.max) -> Scalar:
+    """A finite number from ``minimum`` to ``maximum``."""
+    bounds = f"of at least {minimum:g}" if maximum == sys.float_info.max else f"from {minimum:g} to {maximum:g}"
 
     def parse(value: object) -> float:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise expected("a number", value)
         # Not isfinite(), which raises OverflowError for a whole number that no float can hold.
-        if not minimum <= value <= sys.float_info.max:
-            raise ValueError(f"expected a number of at least {minimum:g}, found {value}")
+        if not minimum <= value <= maximum:
+            raise ValueError(f"expected a number {bounds}, found {value}")
         return value
 
-    return Scalar(f"number of at least {minimum:g}", parse, schema={"type": "number", "minimum": minimum})
+    limits = {"minimum": minimum} | ({} if maximum == sys.float_info.max else {"maximum": maximum})
+    return Scalar(f"number {bounds}", parse, schema={"type": "number", **limits})
 
 
-def text(name: str = "text", check: Callable[[str], None] | None = None) -> Scalar:
+def text(name: str = "text", check: Callable[[str], object] | None = None) -> Scalar:
     """A text that is not blank, called ``name`` in messages; ``check`` raises ValueError for a bad one."""
 
     def parse(value: object) -> str:
@@ -182,7 +185,7 @@ def text(name: str = "text", check: Callable[[str], None] | None = None) -> Scal
     return Scalar(name, parse, is_text=True, schema={"type": "string"})
 
 
-def _quote_hint(value: object, check: Callable[[str], None] | None) -> str:
+def _quote_hint(value: object, check: Callable[[str], object] | None) -> str:
     """What to write instead of a value that is no text, if that is right."""
     is_line = isinstance(value, list) and value and all(isinstance(word, str) for word in value)
     if not is_line and not isinstance(value, int | float):
@@ -196,12 +199,13 @@ def _quote_hint(value: object, check: Callable[[str], None] | None) -> str:
     return f"; write {line}" if is_line else "; put it in quotes"
 
 
-def choice(*words: str, others: Callable[[str], str] = lambda _: "") -> Scalar:
-    """One of a few words. ``others``: a hint to who writes another word; if empty, the nearest word is hinted at."""
+def choice(*words: str, meant: Mapping[str, str] = MappingProxyType({})) -> Scalar:
+    """One of a few words. ``meant``: what is meant by others; the nearest word is hinted at otherwise."""
 
     def parse(value: object) -> str:
         if not isinstance(value, str) or value not in words:
-            hint = (others(value) or suggestion(value, words)) if isinstance(value, str) else ""
+            other = meant.get(str(value).lower().replace("-", "").replace(" ", "_"))
+            hint = f"; did you mean {other!r}?" if other else suggestion(value, words) if isinstance(value, str) else ""
             raise ValueError(f"expected one of {', '.join(words)}, found {value!r}{hint}")
         return value
 
@@ -334,7 +338,8 @@ class Section:
             return self.cls()
         if written is not None and not isinstance(written, Mapping):
             # The file does not contain the key, so a mistake in its value is reported at the section.
-            report = _report_at(at, {(*at, key) for key in value}, report)
+            report_outside, inside = report, {(*at, key) for key in value}
+            report = lambda key, message: report_outside(at if key in inside else key, message)  # noqa: E731
         self._check_keys(value, at, report)
         # Also after a mistake, so that conflicts of the other keys are reported in the same pass.
         section = self.cls(
@@ -370,16 +375,12 @@ class Section:
         """As :meth:`Kind.write`."""
         if value is None:
             return None
-        defaults = _plain_defaults(self.cls)
+        defaults = plain_defaults(self.cls)
         plain: dict[str, Any] = {}
         for name, key in keys_of(self.cls).items():
             inside = getattr(value, name)
             plain[name] = defaults[name] if inside is key.field.default else key.kind.write(inside)
         return plain
-
-
-def _report_at(section: KeyPath, keys: set[KeyPath], report: Report) -> Report:
-    return lambda at, message: report(section if at in keys else at, message)
 
 
 class Key(NamedTuple):
@@ -400,7 +401,8 @@ class Key(NamedTuple):
 def keys_of(cls: type) -> Mapping[str, Key]:
     """The keys of a section, by name, from the annotations of its dataclass."""
     hints = get_type_hints(cls, include_extras=True)
-    return {f.name: Key(_kind_of(hints[f.name]), f, _is_required(hints[f.name])) for f in fields(cls)}
+    required = {name for name, hint in hints.items() if REQUIRED in getattr(hint, "__metadata__", ())}
+    return {f.name: Key(_kind_of(hints[f.name]), f, f.name in required) for f in fields(cls)}
 
 
 def walk_keys(cls: type, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Key]]:
@@ -409,10 +411,6 @@ def walk_keys(cls: type, at: KeyPath = ()) -> Iterator[tuple[KeyPath, Key]]:
         yield (*at, name), key
         if isinstance(key.kind, Section):
             yield from walk_keys(key.kind.cls, (*at, name))
-
-
-def _is_required(hint: Any) -> bool:
-    return REQUIRED in getattr(hint, "__metadata__", ())
 
 
 def _kind_of(hint: Any) -> Kind:
@@ -431,7 +429,7 @@ def _kind_of(hint: Any) -> Kind:
 
 
 @cache
-def _plain_defaults(cls: type) -> Mapping[str, Any]:
+def plain_defaults(cls: type) -> Mapping[str, Any]:
     """What is written for the defaults of a section's keys, which most specs leave most keys at.
 
     All specs of this process share these lists and mappings: whoever changes one of them changes a copy.

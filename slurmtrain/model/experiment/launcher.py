@@ -201,12 +201,12 @@ def _split(command: str) -> tuple[str, ...]:
 
 def choose_launcher(command: str) -> str:
     """What starts the ranks if the spec does not say it: ``node`` for a known launcher, else ``ranks``."""
-    return NODE if _find(split_command(command)) is not None or _PLACEHOLDER.search(command) else RANKS
+    return NODE if _find(command) is not None or _PLACEHOLDER.search(command) else RANKS
 
 
 def known_launcher(command: str) -> str:
     """The name of the launcher that a command starts with; empty if there is none for sure."""
-    launched = _find(split_command(command))
+    launched = _find(command)
     return launched.name if launched is not None else ""
 
 
@@ -227,7 +227,7 @@ def counts_of_command(command: str, written: Collection[str]) -> dict[str, tuple
     Returns:
         The option and its value, by the key of ``resources`` that it takes the place of.
     """
-    launched = _find(split_command(command))
+    launched = _find(command)
     if launched is None or "components" in written:
         return {}
     numbers = {
@@ -244,15 +244,14 @@ def counts_of_command(command: str, written: Collection[str]) -> dict[str, tuple
     return {key: number for key, number in numbers.items() if key not in decided}
 
 
-def add_options(words: Sequence[str], *, on_own_gpus: bool) -> list[str]:
-    """The command with the options by which its launcher finds the other nodes, as placeholders.
+def add_options(command: str, *, on_own_gpus: bool) -> list[str]:
+    """The words of a command with the options by which its launcher finds the other nodes, as placeholders.
 
-    ``words``: the words of a command that is started once per node. ``on_own_gpus``: there is only one node, with a GPU
-    for each process.
+    ``command``: it is started once per node. ``on_own_gpus``: there is only one node, with a GPU for each process.
     """
-    launched = _find(words)
+    launched, words = _find(command), split_command(command)
     if launched is None:
-        return list(words)
+        return words
     return [*words[: launched.end], *_added(launched.name, on_own_gpus=on_own_gpus), *words[launched.end :]]
 
 
@@ -268,7 +267,7 @@ def find_contradictions(command: str, launcher: str, ranks: NodeRanks) -> Iterat
 
     ``launcher``: who starts the ranks. ``ranks``: how many of them each node has.
     """
-    launched = _find(split_command(command))
+    launched = _find(command)
     if launcher == RANKS:
         if names := sorted(set(_PLACEHOLDER.findall(command))):
             yield f"'{{{names[0]}}}' is only for a command that is started once per node: set 'launcher: node'"
@@ -292,8 +291,7 @@ def describe_choice(command: str, launcher: str, *, chosen: bool, on_own_gpus: b
 
     ``launcher``: who does; ``chosen``: it was derived from the command. ``on_own_gpus``: as for :func:`add_options`.
     """
-    words = split_command(command)
-    launched = _find(words)
+    launched = _find(command)
     if launcher == NODE and chosen:
         reason = f"'{launched.name}' starts ranks itself" if launched else "the command has placeholders of a node"
         added = _added(launched.name, on_own_gpus=on_own_gpus) if launched else ()
@@ -337,41 +335,38 @@ def _contradicting_options(launched: _Launched, ranks: NodeRanks) -> Iterator[st
         yield f"with --standalone each of the {nodes} nodes would train for itself: leave it out"
 
 
-def _find(words: Sequence[str]) -> _Launched | None:
-    """The known launcher that a command starts with, also behind ``env NAME=VALUE``; None if there is none for sure."""
-    return _find_in(tuple(words))
-
-
 @lru_cache(maxsize=64)  # asked several times for each run of a sweep
-def _find_in(words: tuple[str, ...]) -> _Launched | None:
-    begin = len(words) - len(command_without_env(words))
-    program = words[begin].rpartition("/")[2] if begin < len(words) else ""
+def _find(command: str) -> _Launched | None:
+    """The known launcher that a command starts with, also behind ``env NAME=VALUE``; None if there is none for sure."""
+    words = _split(command)
+    end = len(words) - len(command_without_env(words)) + 1
+    program, name = words[end - 1].rpartition("/")[2] if end <= len(words) else "", ""
     if program in (_TORCHRUN, _DEEPSPEED):
-        return _launched(words, program, begin + 1)
-    if program == "accelerate-launch":
-        return _launched(words, _ACCELERATE, begin + 1)
-    if program == "accelerate" and words[begin + 1 : begin + 2] == ("launch",):
-        return _launched(words, _ACCELERATE, begin + 2)
-    if _PYTHON.fullmatch(program):
-        option = next((i for i in range(begin + 1, len(words)) if not _PYTHON_FLAG.fullmatch(words[i])), len(words))
-        module = words[option + 1] if words[option : option + 1] == ("-m",) and option + 1 < len(words) else ""
-        return _launched(words, _MODULES[module], option + 2) if module in _MODULES else None
-    return None
-
-
-def _launched(words: Sequence[str], name: str, end: int) -> _Launched:
+        name = program
+    elif program == "accelerate-launch":
+        name = _ACCELERATE
+    elif program == "accelerate" and words[end : end + 1] == ("launch",):
+        name, end = _ACCELERATE, end + 1
+    elif _PYTHON.fullmatch(program):
+        option = next((at for at in range(end, len(words)) if not _PYTHON_FLAG.fullmatch(words[at])), len(words))
+        is_module = words[option : option + 1] == ("-m",)
+        name, end = _MODULES.get(words[option + 1] if is_module and option + 1 < len(words) else "", ""), option + 2
+    if not name:
+        return None
     options: dict[str, str] = {}
     following = iter(words[end:])
     for word in following:
         if not word.startswith("-"):
             break  # the script; what follows are its own arguments
-        option, equals, value = word.lstrip("-").partition("=")
-        option = option.replace("-", "_")
-        options[option] = value if equals or option in _FLAGS else next(following, "")
+        option_name, equals, value = word.lstrip("-").partition("=")
+        option_name = option_name.replace("-", "_")
+        options[option_name] = value if equals or option_name in _FLAGS else next(following, "")
     return _Launched(name, end, options)
 
 
-_STEPS = frozenset({"srun", "sbatch", "salloc"})
+# What srun or mpirun starts, where its words can be told from their options.
+_TRAINER = re.compile(r"python[\d.]*|torchrun|deepspeed|accelerate|(?:ba|da|z|k)?sh")
+_WAITS = "waits for resources that the run's own step holds"
 _MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
 # Where a command of a shell begins: a line, what separates commands, an assignment to a variable, a quote.
 _BEGIN = (
@@ -460,34 +455,18 @@ def refused_programs(command: str, launcher: str) -> Iterator[str]:
     """What is wrong with a command that begins with srun, sbatch or mpirun, as sentences without a full stop."""
     words = command_without_env(split_command(command))
     program = PurePath(words[0]).name if words else ""
-    rest = _program_behind(words)
-    instead = f"write {shlex.join(rest)!r}" if rest else f"leave {program} and its options out"
+    at = next((at for at, word in enumerate(words[1:], 1) if _TRAINER.fullmatch(PurePath(word).name)), None)
+    instead = f"leave {program} and its options out" if at is None else f"write {shlex.join(words[at:])!r}"
     counts = "'resources.nodes' and 'resources.procs_per_node' say how many processes there are"
     if program == "srun" and not (launcher != RANKS and "--overlap" in words):
         yield f"'srun' inside a job {_WAITS}: {instead}; {counts}"
-    elif program in _STEPS - {"srun"}:
+    elif program in ("sbatch", "salloc"):
         yield f"'{program}' would submit another job, which is what slurmtrain does: {instead}; {counts}"
     elif program in _MPI and launcher == RANKS:
         yield (
             f"'{program}' starts ranks itself: {instead}, and slurmtrain starts it; {counts}; or set 'launcher: none' "
             f"to start {program} once per node"
         )
-
-
-_WAITS = "waits for resources that the run's own step holds"
-
-
-def _program_behind(words: Sequence[str]) -> list[str]:
-    """The command that srun or mpirun is to start; empty if that cannot be told."""
-    for at, word in enumerate(words[1:], 1):
-        name = PurePath(word).name
-        is_program = re.fullmatch(r"python[\d.]*|torchrun|deepspeed|accelerate", name) or name in SHELLS
-        is_script = not word.startswith("-") and word.endswith((".sh", ".py"))
-        is_value = words[at - 1].startswith("-") and "=" not in words[at - 1]
-        if is_program or (is_script and not is_value):
-            interpreter = {".sh": "bash", ".py": "python"}.get(PurePath(word).suffix) if "/" not in word else None
-            return [interpreter, *words[at:]] if interpreter else [*words[at:]]
-    return []
 
 
 def reads_task_variables(text: str) -> int | None:

@@ -7,13 +7,12 @@ import json
 import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
 from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.experiment.checkpoint import CONDITIONAL
 from slurmtrain.model.experiment.code import CodeSnapshot, relative_to_root
-from slurmtrain.model.experiment.kinds import KeyPath, Section, read_all
+from slurmtrain.model.experiment.kinds import KeyPath, Section, plain_defaults, read_all
 from slurmtrain.model.experiment.launcher import (
     RANKS,
     add_options,
@@ -122,10 +121,10 @@ class Plan:
     @property
     def words(self) -> list[str]:
         """The words of the command, with the options that its launcher needs, before placeholders are filled in."""
-        words = split_command(self.spec.command)
+        command = self.spec.command
         if not self.spec.calls_launcher:
-            return words
-        return add_options(words, on_own_gpus=self.spec.resources.single_node_with_gpus)
+            return split_command(command)
+        return add_options(command, on_own_gpus=self.spec.resources.single_node_with_gpus)
 
     def launcher_notes(self) -> list[str]:
         """Notes on what starts the ranks, for who submits this, as sentences without a full stop."""
@@ -181,7 +180,9 @@ class Plan:
         return cls(spec=spec, workdir=data["workdir"], python=data["python"], template=template, code=code)
 
 
-def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, Any]) -> tuple[Plan, dict[str, str]]:
+def make_plan(
+    spec: Spec, *, workdir: str, python: str, template: Mapping[str, Any], experiment: str | None = None
+) -> tuple[Plan, dict[str, str]]:
     """Fill in what depends on other keys, and take the secrets out.
 
     Args:
@@ -189,6 +190,7 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
         workdir: Where the command runs, absolute.
         python: What the word ``python`` in the command stands for, absolute.
         template: The spec before interpolation.
+        experiment: The MLflow experiment of a spec that names none; None: the run's name.
 
     Returns:
         The plan, and the secret environment variables, which must reach the job without being written to any file.
@@ -197,7 +199,7 @@ def make_plan(spec: Spec, *, workdir: str, python: str, template: Mapping[str, A
     # Both of these are in the hashed content, so a default that is written out does not change the hash.
     tracking = spec.tracking
     if tracking.mlflow.experiment is None:
-        tracking = replace(tracking, mlflow=replace(tracking.mlflow, experiment=spec.name))
+        tracking = replace(tracking, mlflow=replace(tracking.mlflow, experiment=experiment or spec.name))
     resolved = replace(
         spec,
         launcher=spec.launcher or choose_launcher(spec.command),
@@ -227,18 +229,13 @@ def without_defaults(content: Mapping[str, Any], keys: Sequence[KeyPath]) -> dic
     """A plan's content, without the ``keys`` that have their default."""
     rest = dict(content)
     for *sections, key in keys:
-        defaults, section = _defaults(), rest
+        defaults, section = plain_defaults(Spec), rest
         for name in sections:
             section[name] = dict(section[name])
             defaults, section = defaults[name], section[name]
         if section.get(key) == defaults[key]:
             section.pop(key, None)
     return rest
-
-
-@cache
-def _defaults() -> Mapping[str, Any]:
-    return write_spec(Spec())
 
 
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")

@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import accumulate
+from itertools import accumulate, groupby
 from typing import Annotated, Any
 
 from slurmtrain.model.experiment.kinds import (
@@ -23,6 +23,7 @@ from slurmtrain.model.experiment.kinds import (
     Section,
     choice,
     nearest,
+    text,
     type_name,
     whole_number,
 )
@@ -73,24 +74,17 @@ def bind_ranks(
         nodes = sorted({place.node for place in cpus.values()})
         groups = [frozenset(cpu for cpu, place in cpus.items() if place.node == node) for node in nodes]
         return [frozenset().union(*part) for part in _parts(groups, ranks)]
+    # The physical cores, neighbours beside each other.
+    by_core = sorted(cpus, key=lambda cpu: (cpus[cpu].node, cpus[cpu].package, cpus[cpu].core, cpu))
     everywhere = frozenset(cpus)
     usable = [everywhere & frozenset(each) or everywhere for each in near] if bind == GPU else [everywhere] * ranks
     result = []
     for rank, own in enumerate(usable):
         # Ranks that may run on the same CPUs divide them.
         sharing = [other for other, theirs in enumerate(usable) if theirs == own]
-        order = _by_core(own, cpus)
+        order = [frozenset(core) for _, core in groupby((cpu for cpu in by_core if cpu in own), cpus.__getitem__)]
         result.append(frozenset().union(*_parts(order, len(sharing))[sharing.index(rank)]))
     return result
-
-
-def _by_core(own: Collection[int], cpus: Mapping[int, Cpu]) -> list[frozenset[int]]:
-    """The physical cores among some CPUs, neighbours beside each other."""
-    cores: dict[tuple[int, int, int], set[int]] = {}
-    for cpu in sorted(own):
-        place = cpus[cpu]
-        cores.setdefault((place.node, place.package, place.core), set()).add(cpu)
-    return [frozenset(cores[core]) for core in sorted(cores)]
 
 
 def _parts(groups: Sequence[frozenset[int]], count: int) -> list[Sequence[frozenset[int]]]:
@@ -148,14 +142,13 @@ def _divide_gpus(value: object) -> object:
     return value
 
 
-def _parse_type(value: object) -> str:
-    if not isinstance(value, str) or not _NAME.fullmatch(value):
-        raise ValueError(f"expected a type of GPUs as your site calls it, such as h100, found {value!r}")
-    return value
+def _check_type(name: str) -> None:
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"expected a type of GPUs as your site calls it, such as h100, found {name!r}")
 
 
 Gpus = Annotated[int, Scalar("whole number of at least 0, or with a type, such as `h100:4`", _parse_count)]
-GpuType = Annotated[str, Scalar("type of GPU", _parse_type)]
+GpuType = Annotated[str, text("type of GPU", _check_type)]
 
 
 def parse_gpus(text: str) -> tuple[str, int]:
@@ -218,6 +211,10 @@ class ComponentSpec:
     `nodelist`."""
 
 
+# Its keys that have the value of `resources` where a component leaves them out.
+_OF_COMPONENT = ("procs_per_node", "gpus_per_node", "gpu_type", "cpus_per_proc", "mem")
+
+
 @dataclass(frozen=True, slots=True)
 class Components:
     """The kind of `resources.components`."""
@@ -243,13 +240,15 @@ class Components:
 
     def write(self, value: Sequence[ComponentSpec]) -> object:
         """As :meth:`Kind.write`."""
-        return [_write_component(component) for component in value] if value else None
-
-
-def _write_component(component: ComponentSpec) -> dict[str, Any]:
-    plain: Any = Section(ComponentSpec).write(component)
-    # Newer than the others: without it, the same spec has the same hash in all versions.
-    return {name: value for name, value in plain.items() if name != "gpu_type" or value is not None}
+        return [
+            {
+                # Newer than the others: without it, the same spec has the same hash in all versions.
+                name: plain
+                for name, plain in Section(self.cls).write(component).items()
+                if name != "gpu_type" or plain is not None
+            }
+            for component in value
+        ] or None
 
 
 def options_of_component(slurm: Mapping[str, Any], component: ComponentSpec) -> dict[str, Any]:
@@ -264,19 +263,6 @@ def component_of(components: Sequence[ComponentSpec], node: int) -> ComponentSpe
     # A number of nodes that cannot be read is None, and is reported already.
     ends = accumulate(component.nodes or 0 for component in components)
     return next((component for component, end in zip(components, ends, strict=True) if node < end), components[-1])
-
-
-def component_conflicts(components: Sequence[ComponentSpec]) -> Iterator[str]:
-    """What is wrong with ``components`` whose values are all filled in, as sentences without a full stop."""
-    for number, each in enumerate(components):
-        procs, gpus = each.procs_per_node, each.gpus_per_node
-        if procs and gpus and procs % gpus:
-            yield f"component {number}: {procs} processes cannot share {gpus} GPUs evenly"
-    # Slurm would give it what the component before has.
-    if any(each.mem is not None for each in components):
-        for number, each in enumerate(components):
-            if each.mem is None:
-                yield f"component {number} has no 'mem', and another one has: set it for both, or neither"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -368,8 +354,15 @@ class ResourcesSpec:
         # Slurm starts all components or none, and a job that has lost a node has lost a component.
         if self.spares:
             yield "spares", "components have no spare nodes: leave one of the two out"
-        for message in component_conflicts(self.resolved().components):
-            yield "components", message
+        components = self.resolved().components
+        for number, each in enumerate(components):
+            procs, gpus = each.procs_per_node, each.gpus_per_node
+            if procs and gpus and procs % gpus:
+                yield "components", f"component {number}: {procs} processes cannot share {gpus} GPUs evenly"
+            # Slurm would give it what the component before has.
+            if each.mem is None and any(other.mem is not None for other in components):
+                why = "has no 'mem', and another one has: set it for both, or neither"
+                yield "components", f"component {number} {why}"
 
     @property
     def allocated(self) -> Nodes:
@@ -400,26 +393,15 @@ class ResourcesSpec:
 
     def resolved(self) -> ResourcesSpec:
         """The same with all values filled in that depend on other ones, in components too."""
-        components = tuple(
-            replace(
-                component,
-                procs_per_node=own.local_world_size,
-                gpus_per_node=own.gpus_per_node,
-                gpu_type=own.gpu_type,
-                cpus_per_proc=own.cpus_per_proc,
-                mem=own.mem,
-            )
-            for component in self.components
-            for own in [self._with_component(component)]
-        )
-        return replace(self, procs_per_node=self.local_world_size, components=components)
+        components = []
+        for component in self.components:
+            own = replace(self._with_component(component), components=())
+            values = {name: getattr(own, name) for name in _OF_COMPONENT}
+            components.append(replace(component, **{**values, "procs_per_node": own.local_world_size}))
+        return replace(self, procs_per_node=self.local_world_size, components=tuple(components))
 
     def _with_component(self, component: ComponentSpec) -> ResourcesSpec:
-        own = {
-            name: value
-            for name in ("procs_per_node", "gpus_per_node", "gpu_type", "cpus_per_proc", "mem")
-            if (value := getattr(component, name)) is not None
-        }
+        own = {name: value for name in _OF_COMPONENT if (value := getattr(component, name)) is not None}
         # A number of GPUs of its own is one of any type.
         if "gpus_per_node" in own:
             own["gpu_type"] = component.gpu_type

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
@@ -26,12 +27,14 @@ from slurmtrain.model.experiment.kinds import (
     text,
     whole_number,
 )
+from slurmtrain.model.experiment.resources import ResourcesSpec
 from slurmtrain.model.experiment.values import (
     ParamKind,
     Span,
     check_check_name,
     check_experiment_name,
     check_param_name,
+    compile_pattern,
     parse_memory,
     parse_span,
     write_duration,
@@ -213,40 +216,32 @@ class PreflightSpec:
 _FACTOR = re.compile(r"x(\d{1,3}(?:\.\d{1,3})?)")
 
 
-def _read_factor(value: object) -> float:
-    match = _FACTOR.fullmatch(value) if isinstance(value, str) else None
-    if match is None or float(match[1]) <= 1:
-        raise ValueError(f"expected a factor above 1 such as 'x2', found {value!r}")
-    return float(match[1])
+def _factor(*, whole: bool = False) -> Scalar:
+    """How many times as much, such as ``x2``; ``whole``: a batch is divided into whole numbers of parts."""
+    name = "whole factor" if whole else "factor"
 
+    def parse(value: object) -> float:
+        match = _FACTOR.fullmatch(value) if isinstance(value, str) else None
+        factor = float(match[1]) if match else 0.0
+        if factor <= 1 or (whole and not factor.is_integer()):
+            raise ValueError(f"expected a {name} above 1 such as 'x2', found {value!r}")
+        return int(factor) if whole else factor
 
-def _read_whole_factor(value: object) -> int:
-    try:
-        factor = _read_factor(value)
-    except ValueError:
-        factor = 0.5
-    # A batch is divided into whole numbers of parts.
-    if factor != int(factor):
-        raise ValueError(f"expected a whole factor above 1 such as 'x2', found {value!r}")
-    return int(factor)
-
-
-def _write_factor(factor: float) -> str:
-    return f"x{factor:g}"
+    return Scalar(f"{name} such as `x2`", parse, lambda factor: f"x{factor:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomSpec:
     """What a run gets that ran out of memory: more of it, or smaller parts of its batch."""
 
-    mem: Annotated[float, Scalar("factor such as `x2`", _read_factor, _write_factor)] = 2.0
+    mem: Annotated[float, _factor()] = 2.0
     """If the memory of a node did not suffice: it is started again with so many times its `resources.mem`, in a new job
     on the cluster."""
     at_most: (
         Annotated[int, Scalar("amount with a unit, such as `64GB`", parse_memory, lambda mib: f"{mib}M")] | None
     ) = None
     """As long as that is not above this. null: it gets no more memory."""
-    accumulation: Annotated[int, Scalar("whole factor such as `x2`", _read_whole_factor, _write_factor)] | None = None
+    accumulation: Annotated[int, _factor(whole=True)] | None = None
     """If the memory of a GPU did not suffice, or that of a node and it gets no more: it is started again with so many
     times its `resources.accumulation`. null: it fails."""
     max_accumulation: Annotated[int, whole_number(2)] = 16
@@ -258,6 +253,24 @@ class OomSpec:
         # With a mistake in one of them, or in its name, that is what the user meant to say.
         if written.keys() <= {"mem", "max_accumulation"}:
             raise ValueError("what may it get? set 'at_most', such as '64GB', or 'accumulation', such as 'x2'")
+
+
+def oom_conflicts(oom: OomSpec | None, resources: ResourcesSpec) -> Iterator[str]:
+    """Why a run with these ``resources`` cannot get what it is to get after it ran out of memory, as sentences."""
+    if oom is None:
+        return
+    mem = resources.mem
+    if oom.at_most is not None and resources.components:
+        yield "'oom.at_most' raises 'resources.mem', of which each component has its own: leave it out"
+    elif oom.at_most is not None and mem is None:
+        yield "'oom.at_most' lets it raise 'resources.mem': set 'resources.mem', such as '4GB', too"
+    elif oom.at_most is not None and mem == 0:
+        yield "'oom.at_most' lets it raise 'resources.mem', which is all memory of a node: leave it out"
+    elif oom.at_most is not None and 0 < oom.at_most < (mem or 0):
+        yield "'oom.at_most' is less than 'resources.mem'"
+    # A wrong number is None.
+    if oom.accumulation and (resources.accumulation or 1) > (oom.max_accumulation or math.inf):
+        yield "'oom.max_accumulation' is less than 'resources.accumulation'"
 
 
 # sbatch(1), --signal: the seconds are a number of 16 bits.
@@ -397,14 +410,6 @@ CSV_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".ndjson")
 _SUFFIXES = (*CSV_SUFFIXES, *JSON_SUFFIXES)
 
 
-def _check_pattern(text: str) -> None:
-    """Raise ValueError unless ``text`` is a regular expression."""
-    try:
-        re.compile(text)
-    except (re.error, RecursionError, OverflowError) as error:
-        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
-
-
 def _check_file(text: str) -> None:
     """Raise ValueError unless the name of the file tells its format."""
     if not text.lower().endswith(_SUFFIXES):
@@ -415,7 +420,7 @@ def _check_file(text: str) -> None:
 class ScriptMetricsSpec:
     """The metrics of a script that does not call slurmtrain: in the log of rank 0, or in a file that grows."""
 
-    pattern: Annotated[str, text("regular expression", _check_pattern)] | None = None
+    pattern: Annotated[str, text("regular expression", compile_pattern)] | None = None
     r"""A regular expression with a named group for each metric, such as `loss=(?P<loss>\S+)`, which is searched for in
     each line of rank 0's log. The groups `step` and `total` are no metrics: they are the finished steps, and how many
     there will be; `step` alone is enough."""
@@ -444,27 +449,22 @@ class ScriptMetricsSpec:
         """Keys that contradict each other, and why."""
         if self.pattern is not None and self.file is not None:
             yield "file", "'file' and 'pattern' exclude each other: metrics are read either from a file or from the log"
-        elif self.pattern is not None:
-            yield from self._conflicts_of_patterns(set(re.compile(self.pattern).groupindex))
-
-    def _conflicts_of_patterns(self, groups: set[str]) -> Iterator[Conflict]:
-        if not groups - {TOTAL}:
-            yield (
-                "pattern",
-                r"it names no metric and no step: give each a named group, such as 'step (?P<step>\d+)' or "
-                r"'loss=(?P<loss>\S+)'",
-            )
-        if self.step is None:
+        if self.file is not None or self.pattern is None:
             return
-        if STEP in groups:
-            yield "step", "'pattern' has a group 'step' already"
-        try:
-            pattern = re.compile(self.step)
-        except (re.error, RecursionError, OverflowError) as error:
-            yield "step", f"{self.step!r} is not a regular expression: {error}"
-            return
-        if pattern.groups != 1 and STEP not in pattern.groupindex:
-            yield "step", rf"expected one group, the number of finished steps, such as 'step (\d+)': {self.step!r}"
+        groups = re.compile(self.pattern).groupindex
+        if not groups.keys() - {TOTAL}:
+            example = r"'step (?P<step>\d+)' or 'loss=(?P<loss>\S+)'"
+            yield "pattern", f"it names no metric and no step: give each a named group, such as {example}"
+        if self.step is not None:
+            if STEP in groups:
+                yield "step", "'pattern' has a group 'step' already"
+            try:
+                pattern = compile_pattern(self.step)
+            except ValueError as error:
+                yield "step", str(error)
+                return
+            if pattern.groups != 1 and STEP not in pattern.groupindex:
+                yield "step", rf"expected one group, the number of finished steps, such as 'step (\d+)': {self.step!r}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

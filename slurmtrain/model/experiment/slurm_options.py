@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from operator import attrgetter
 from types import MappingProxyType
 from typing import Any
@@ -165,18 +164,14 @@ class Option:
         return self.srun if program == "srun" else self.sbatch
 
 
-def _read_row(line: str) -> Iterator[Option]:
-    value, component, sbatch, srun, *names = line.split()
-    for name, _, letter in (each.partition(":") for each in names):
-        takes = "" if value == "-" else value
-        yield Option(name, letter, takes, component == "*", _ADVICE.get(sbatch), _ADVICE.get(srun))
-
-
+_ROWS = [line.split() for line in _TABLE.strip().splitlines()]
+_EACH = [
+    Option(name, letter, value.strip("-"), component == "*", _ADVICE.get(sbatch), _ADVICE.get(srun))
+    for value, component, sbatch, srun, *names in _ROWS
+    for name, _, letter in (each.partition(":") for each in names)
+]
 SLURM_OPTIONS: Mapping[str, Option] = MappingProxyType(
-    {
-        each.name: each
-        for each in sorted(chain.from_iterable(map(_read_row, _TABLE.strip().splitlines())), key=attrgetter("name"))
-    }
+    {each.name: each for each in sorted(_EACH, key=attrgetter("name"))}
 )
 
 
@@ -204,10 +199,8 @@ def advice_on(program: str, name: str, value: object, nodes: int | None) -> str 
     if advice is None:
         return None
     text = str(value)
-    if name == "gres":
-        return _advice_on_gres(text) or advice
-    if name in ("gpus", "gpus-per-node"):
-        return _advice_on_gpus(text, nodes if name == "gpus" else 1) or advice
+    if name in ("gres", "gpus", "gpus-per-node"):
+        return _advice_on_gpus(name, text, nodes if name == "gpus" else 1) or advice
     if name in BINDINGS:
         kinds = [kind.partition(":")[0] for kind in text.lower().split(",")]
         bind = next((_BIND[kind] for kind in kinds if kind in _BIND), None)
@@ -217,30 +210,20 @@ def advice_on(program: str, name: str, value: object, nodes: int | None) -> str 
     return advice
 
 
-def _advice_on_gres(value: str) -> str:
-    """What to write instead of generic resources with GPUs; empty if there are none among them."""
-    items = value.split(",")
-    gpus = [match for item in items if (match := _GPU_RESOURCE.fullmatch(item.strip()))]
-    if not gpus:
-        return ""
-    rest = ",".join(item for item in items if not _GPU_RESOURCE.fullmatch(item.strip()))
+def _advice_on_gpus(name: str, value: str, nodes: int | None) -> str:
+    """What to write instead of GPUs as generic resources, or of a number of them on so many ``nodes``; else empty."""
+    items = [item.strip() for item in value.split(",")] if name == "gres" else [value.strip()]
+    pattern = _GPU_RESOURCE if name == "gres" else _TYPED_COUNT
+    gpus = [match for item in items if (match := pattern.fullmatch(item))]
+    rest = ",".join(item for item in items if not pattern.fullmatch(item))
     kept = f", beside 'gres: {rest}'" if rest else ""
     if len(gpus) > 1:
         return f"ranks follow the number of GPUs: use 'resources.gpus_per_node' for one type of them{kept}"
-    return f"ranks follow the number of GPUs: use 'resources.gpus_per_node: {_write_gpus(gpus[0])}'{kept}"
-
-
-def _advice_on_gpus(value: str, nodes: int | None) -> str:
-    """What to write instead of a number of GPUs on so many ``nodes``; empty if it cannot be divided."""
-    match = _TYPED_COUNT.fullmatch(value.strip())
-    if match is None or not nodes or int(match["count"]) % nodes:
+    if not gpus or not nodes or int(gpus[0]["count"] or 1) % nodes:
         return ""
-    return f"ranks follow the number of GPUs: use 'resources.gpus_per_node: {_write_gpus(match, nodes)}'"
-
-
-def _write_gpus(match: re.Match[str], nodes: int = 1) -> str:
-    count = int(match["count"] or 1) // nodes
-    return f"{match['type']}:{count}" if match["type"] else str(count)
+    count = int(gpus[0]["count"] or 1) // nodes
+    typed = f"{gpus[0]['type']}:{count}" if gpus[0]["type"] else count
+    return f"ranks follow the number of GPUs: use 'resources.gpus_per_node: {typed}'{kept}"
 
 
 # sbatch(1), filename pattern: a number before the letter is the width of a zero-padded number.

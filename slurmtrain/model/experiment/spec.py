@@ -5,19 +5,16 @@ Larger sections have modules of their own, such as :mod:`slurmtrain.model.experi
 
 from __future__ import annotations
 
-import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from slurmtrain.model.experiment.chain import DEPENDENCIES
 from slurmtrain.model.experiment.checkpoint import (
-    OF_CHECKPOINT,
-    OWN,
     CheckpointSpec,
     StartFromSpec,
-    conditional_problem,
+    placeholder_problems,
 )
 from slurmtrain.model.experiment.code import CodeSpec
 from slurmtrain.model.experiment.kinds import (
@@ -33,7 +30,7 @@ from slurmtrain.model.experiment.kinds import (
 )
 from slurmtrain.model.experiment.launcher import LAUNCHERS, NODE, RANKS, choose_launcher
 from slurmtrain.model.experiment.resources import ResourcesSpec, options_of_component
-from slurmtrain.model.experiment.sections import PreflightSpec, RequeueSpec, TrackingSpec
+from slurmtrain.model.experiment.sections import PreflightSpec, RequeueSpec, TrackingSpec, oom_conflicts
 from slurmtrain.model.experiment.slurm_options import (
     PASSED,
     SLURM_SECTION,
@@ -174,71 +171,22 @@ class Spec:
                 yield "slurm", f"{name!r} and 'resources.mem' exclude each other; keep one of them"
         lead, limit = self.requeue.lead, self.resources.time
         if lead is not None and limit is not None and lead >= limit:
-            yield (
-                "requeue",
-                f"'lead' asks ranks to stop {lead} s before the time limit, and 'resources.time' is {limit} s: write "
-                f"'lead: {max(1, limit // 10)}s', or raise 'resources.time'",
-            )
+            why = f"'lead' asks ranks to stop {lead} s before the time limit, and 'resources.time' is {limit} s"
+            yield "requeue", f"{why}: write 'lead: {max(1, limit // 10)}s', or raise 'resources.time'"
         if self.completed_by == NODE_0 and self.command and (self.launcher or choose_launcher(self.command)) == RANKS:
-            yield (
-                "completed_by",
-                "slurmtrain starts the ranks, and a run ends with all of them: leave this out, or set 'launcher: none' "
-                "for a command that is started once per node",
-            )
-        yield from self._oom_conflicts()
-        yield from self._strategy_conflicts()
-        if self.resources.mixed:
-            yield from self._mixed_conflicts()
-        # A wrong command is None.
-        if self.command:
-            yield from self._placeholder_conflicts()
-
-    def _placeholder_conflicts(self) -> Iterator[Conflict]:
-        if problem := conditional_problem(self.command):
-            yield "command", problem
-        for name in OF_CHECKPOINT:
-            if not re.search(rf"\{{{name}[?}}]", self.command):
-                continue
-            if not self.checkpoint.glob:
-                yield "command", f"'{{{name}}}' needs to know where checkpoints are: set 'checkpoint.glob'"
-            elif self.checkpoint.format == OWN:
-                yield "command", f"'{{{name}}}' is always empty with 'checkpoint.format: own'; remove one of the two"
-
-    def _strategy_conflicts(self) -> Iterator[Conflict]:
-        # A number of nodes that cannot be read is None, and is reported already.
+            cure = "leave this out, or set 'launcher: none' for a command that is started once per node"
+            yield "completed_by", f"slurmtrain starts the ranks, and a run ends with all of them: {cure}"
+        yield from (("requeue", message) for message in oom_conflicts(self.requeue.oom, self.resources))
+        # What cannot be read is None, and is reported already.
         if self.strategy is not None and self.resources.nodes:
-            for message in placement_conflicts(
-                self.strategy,
-                least=self.resources.nodes.min,
-                ranks=self.resources.most_ranks,
-                mem=self.resources.mem,
-            ):
+            least, ranks = self.resources.nodes.min, self.resources.most_ranks
+            for message in placement_conflicts(self.strategy, least=least, ranks=ranks, mem=self.resources.mem):
                 yield "strategy", message
-
-    def _mixed_conflicts(self) -> Iterator[Conflict]:
-        for message in mixed_conflicts(self.strategy) if self.strategy is not None else ():
-            yield "resources", message
-        if self.deterministic:
-            yield (
-                "resources",
-                "'mixed' divides batches by measured times, which no two runs repeat: not 'deterministic'",
-            )
-
-    def _oom_conflicts(self) -> Iterator[Conflict]:
-        oom = self.requeue.oom
-        if oom is None:
-            return
-        if oom.at_most is not None and self.resources.components:
-            yield "requeue", "'oom.at_most' raises 'resources.mem', of which each component has its own: leave it out"
-        elif oom.at_most is not None and self.resources.mem is None:
-            yield "requeue", "'oom.at_most' lets it raise 'resources.mem': set 'resources.mem', such as '4GB', too"
-        elif oom.at_most is not None and self.resources.mem == 0:
-            yield "requeue", "'oom.at_most' lets it raise 'resources.mem', which is all memory of a node: leave it out"
-        elif oom.at_most is not None and 0 < oom.at_most < (self.resources.mem or 0):
-            yield "requeue", "'oom.at_most' is less than 'resources.mem'"
-        # A wrong number is None.
-        if oom.accumulation and (self.resources.accumulation or 1) > (oom.max_accumulation or math.inf):
-            yield "requeue", "'oom.max_accumulation' is less than 'resources.accumulation'"
+        if self.resources.mixed:
+            for message in mixed_conflicts(self.strategy, deterministic=self.deterministic):
+                yield "resources", message
+        if self.command:
+            yield from (("command", message) for message in placeholder_problems(self.command, self.checkpoint))
 
 
 def read_spec(data: object, report: Report) -> Spec:
@@ -270,14 +218,13 @@ def complete_override(begun: str, spec: Mapping[str, Any]) -> list[str]:
     keys = _keys(spec)
     if equals:
         return [f"{key}={word}" for word in keys.get(key, ()) if f"{key}={word}".startswith(begun)]
-    depth = begun.count(".")
-    steps = {_step(parts, depth) for name in keys if len(parts := name.split(".")) > depth}
+    depth = begun.count(".") + 1
+    steps = {
+        ".".join(parts[:depth]) + ("=" if len(parts) == depth else ".")
+        for name in keys
+        if len(parts := name.split(".")) >= depth
+    }
     return sorted(step for step in steps if step.startswith(begun))
-
-
-def _step(parts: Sequence[str], depth: int) -> str:
-    """The beginning of a key with these ``parts``, as long as one with ``depth`` dots."""
-    return ".".join(parts[: depth + 1]) + ("=" if len(parts) == depth + 1 else ".")
 
 
 def _keys(spec: Mapping[str, Any]) -> dict[str, list[str]]:

@@ -307,23 +307,10 @@ ON_PARTS = "replicated_with_grad_allreduce"
 STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE, ON_PARTS)
 
 
-def _read_density(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value <= 1:
-        raise ValueError(f"expected a number above 0 and at most 1, found {value!r}")
-    return value
-
-
-def _read_schedule(value: object) -> str:
-    """As torch, whatever the case."""
-    schedule: str = choice(*SCHEDULES).parse(value.lower() if isinstance(value, str) else value)
-    return schedule
-
-
-def _hint_for_strategy(word: str) -> str:
-    meant = _MEANT.get(word.lower().replace("-", "").replace(" ", "_"))
-    return f"; did you mean {meant!r}?" if meant else ""
-
-
+# As torch, whatever the case.
+_SCHEDULE = Scalar(
+    choice(*SCHEDULES).text, lambda word: choice(*SCHEDULES).parse(word.lower() if isinstance(word, str) else word)
+)
 # Which strategies the options belong to.
 REPLICATED = (DDP, ZERO1)
 _NOT_COPIED = tuple(name for name in STRATEGIES if name != DP)
@@ -349,7 +336,7 @@ class StrategySpec:
     """How `run.parallelize(model)` distributes the model. `strategy: fsdp` is short for `strategy: {name: fsdp}`."""
 
     SHORTHAND: ClassVar = "name"
-    name: Annotated[str, choice(*STRATEGIES, others=_hint_for_strategy)] = DDP
+    name: Annotated[str, choice(*STRATEGIES, meant=_MEANT)] = DDP
     """`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded over
     all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but each process
     has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are divided over all
@@ -393,7 +380,7 @@ class StrategySpec:
     """`hook: powersgd`: what is added to norms of columns, such as 1e-8 where gradients may be zero."""
     batch_tensors_with_same_shape: bool = False
     """`hook: powersgd`: whether matrices of the same shape are computed together."""
-    density: Annotated[float, Scalar("number above 0 and at most 1", _read_density)] = 0.01
+    density: Annotated[float, finite_number(1e-6, 1)] = 0.01
     """`hook: topk`: the part of the gradients of a bucket that is sent."""
     reshard_after_forward: bool = True
     """`fsdp`, `hsdp`: true: gathered parameters are freed after the forward pass, and gathered again for the backward
@@ -423,7 +410,7 @@ class StrategySpec:
     """With tensor parallelism: whether what lies between the divided layers is divided too, along the last dimension
     but one; takes a plan that has all modules with parameters."""
 
-    schedule: Annotated[str, Scalar(choice(*SCHEDULES).text, _read_schedule)] = DEFAULT_SCHEDULE
+    schedule: Annotated[str, _SCHEDULE] = DEFAULT_SCHEDULE
     """With a pipeline: the order of microbatches in its stages, one of torch's schedules. With `gpipe` and
     `1f1b` each process has one stage, with the others two."""
     microbatches: Positive | None = None
@@ -535,34 +522,25 @@ def placement_conflicts(strategy: StrategySpec, *, least: int, ranks: NodeRanks,
             f"'dp' is a single process, and there are {world_size}: set 'resources.nodes' and "
             "'resources.procs_per_node' to 1, or use 'ddp'"
         )
-    yield from _mesh_conflicts(strategy.layout, least, ranks)
-    yield from _pipeline_conflicts(strategy, world_size)
+    yield from _layout_conflicts(strategy, least, ranks)
     if strategy.is_sharded and strategy.offload and mem is None:
         yield "'offload' keeps the shards in the memory of the node: set 'resources.mem', too"
 
 
-def _mesh_conflicts(mesh: MeshSpec, least: int, ranks: NodeRanks) -> Iterator[str]:
-    """The least number of nodes whose processes the sizes of a mesh do not multiply to, as a sentence."""
-    # A wrong size is None.
-    if mesh.is_whole:
-        most = len(ranks.counts)
-        for count in range(least, most + 1):
-            try:
-                mesh.sizes(sum(ranks.counts[:count]))
-            except ValueError as problem:
-                on_nodes = f"on {count} nodes " if least != most else ""
-                yield f"'mesh': {on_nodes}{problem}, which are 'resources.nodes' x 'resources.procs_per_node'"
-                return
-
-
-def _pipeline_conflicts(strategy: StrategySpec, world_size: int) -> Iterator[str]:
-    """Why a schedule does not suit its stages or microbatches, as sentences. ``world_size``: all processes."""
-    # A wrong schedule is None.
-    if not strategy.is_pipeline or not strategy.schedule or not strategy.layout.is_whole:
+def _layout_conflicts(strategy: StrategySpec, least: int, ranks: NodeRanks) -> Iterator[str]:
+    """Why the sizes of a mesh do not multiply to the processes, or a schedule does not suit its stages."""
+    # A wrong size or schedule is None.
+    if not strategy.layout.is_whole:
         return
-    try:
-        pp = strategy.layout.sizes(world_size).pp
-    except ValueError:
+    most = len(ranks.counts)
+    for count in range(least, most + 1):
+        try:
+            pp = strategy.layout.sizes(sum(ranks.counts[:count])).pp
+        except ValueError as problem:
+            on_nodes = f"on {count} nodes " if least != most else ""
+            yield f"'mesh': {on_nodes}{problem}, which are 'resources.nodes' x 'resources.procs_per_node'"
+            return
+    if not strategy.is_pipeline or not strategy.schedule:
         return
     schedule = SCHEDULES[strategy.schedule]
     if schedule.fills and strategy.microbatches is not None and strategy.microbatches < pp:
@@ -575,8 +553,12 @@ def _pipeline_conflicts(strategy: StrategySpec, world_size: int) -> Iterator[str
         yield f"'split' makes {len(strategy.split) + 1} stages, and 'schedule: {strategy.schedule}' needs {stages}"
 
 
-def mixed_conflicts(strategy: StrategySpec) -> Iterator[str]:
-    """Why ``resources.mixed`` does not suit a ``strategy``, as sentences."""
+def mixed_conflicts(strategy: StrategySpec | None, *, deterministic: bool) -> Iterator[str]:
+    """Why ``resources.mixed`` does not suit a ``strategy``, or ``deterministic``, as sentences."""
+    if deterministic:
+        yield "'mixed' divides batches by measured times, which no two runs repeat: not 'deterministic'"
+    if strategy is None:
+        return
     if strategy.name not in REPLICATED or strategy.is_tensor_parallel:
         yield (
             "'mixed' divides batches by the speed of each process, which is known only where none waits for others "

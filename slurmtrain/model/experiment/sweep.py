@@ -89,11 +89,6 @@ def packing_problem(resources: ResourcesSpec, pack: Pack, slurm: Mapping[str, An
     return ""
 
 
-def jobs_of(runs: int, pack: Pack) -> int:
-    """How many jobs so many runs that request the same are."""
-    return math.ceil(runs / pack.runs)
-
-
 WORDS = ("zip", "points", "include", "exclude", "samples", "seed", "parallel", "pack", "search")
 """Keys of the section that are no keys of the spec; ``seed`` with several values is the spec's."""
 # How often a random run is drawn again before two equal ones are accepted.
@@ -238,7 +233,12 @@ class _Reader:
                 self._report((name,), "no key has random values, such as uniform(0, 1)")
         exclude = [point for _, point in self._points("exclude")]
         include = [point for _, point in self._points("include")]
-        self._check_rules(exclude, include)
+        for swept in (swept for rule in exclude for swept in rule.items()):
+            if swept[0] not in self._owner and not self._mistaken:
+                self._report(swept[1].at, f"no run can be excluded by {swept[0]!r}, which the sweep does not vary")
+        for index, point in enumerate(include):
+            if any(_equal(point, other) for other in include[:index]):
+                self._report(("include", str(index)), "this run is included twice")
         parallel = self._whole("parallel", 1)
         if not (factors or include or self._mistaken):
             self._report((), "the sweep varies nothing: name a key, as in 'params.lr: [0.1, 0.3]', or remove it")
@@ -284,13 +284,15 @@ class _Reader:
 
     def _factors(self, name: str, value: Any) -> Iterator[_Factor]:
         if name == "zip":
-            yield from self._zips(value)
+            for index, group in enumerate(value if isinstance(value, list) else [value] if value is not None else []):
+                yield from self._zip(group, ("zip", str(index)) if isinstance(value, list) else ("zip",))
         elif name == "points":
             points = list(self._points(name))
             for index, point in points:
                 if any(_equal(point, other) for at, other in points if at < index):
                     self._report((name, str(index)), "this point occurs twice, which would make two identical runs")
-            self._own(points)
+            for key in dict.fromkeys(key for _, point in points for key in point):
+                self._claim(key, ("points",))
             if points:
                 yield _Factor(len(points), lambda: [point for _, point in points])
         elif (name not in WORDS or (name == "seed" and self._varies_seed)) and self._may_vary(name, (name,)):
@@ -299,11 +301,6 @@ class _Reader:
                 self._drawn[name] = listed
             elif listed is not None:
                 yield _Factor(listed.count, lambda: ({name: each} for each in _each(value, listed, (name,))))
-
-    def _own(self, points: Iterable[tuple[int, Point]]) -> None:
-        """Note that ``points`` varies the keys of its points."""
-        for key in dict.fromkeys(key for _, point in points for key in point):
-            self._claim(key, ("points",))
 
     def _claim(self, key: str, at: KeyPath) -> bool:
         """Whether nothing else in the sweep varies the key."""
@@ -331,29 +328,27 @@ class _Reader:
         return False
 
     def _values(self, value: Any, at: KeyPath) -> ListedValues | RandomValues | None:
-        """The values of a key; None after a mistake."""
-        is_listed = (isinstance(value, list) and value) or (isinstance(value, str) and not is_list(value))
-        if not is_listed:
-            drawn = self._section.get("samples") is not None or self._section.get("search") is not None
-            self._report(at, describe_other_form(value, at[-1], is_key=self._exists, drawn=drawn))
-            return None
+        """The values of a key: a list, or text that stands for one; None after a mistake."""
         try:
-            return _read_values(value)
+            if isinstance(value, str) and not is_list(value):
+                return read_expression(value)
+            if not isinstance(value, list) or not value:
+                raise ValueError(describe_other_form(value, at[-1], is_key=self._exists))
+            for each in value:
+                if is_expression(each):
+                    raise ValueError(f"{each!r} stands for a list itself; write it without brackets around it")
+            if len({repr(each) for each in value}) < len(value):
+                raise ValueError(f"a value occurs twice in {value!r}, which would make two identical runs")
         except ValueError as error:
             self._report(at, str(error))
             return None
+        return ListedValues(len(value), value.__getitem__)
 
-    def _zips(self, value: Any) -> Iterator[_Factor]:
-        """One mapping of keys that vary together, or a list of such."""
-        groups = value if isinstance(value, list) else [value]
-        for index, group in enumerate(groups):
-            at = ("zip", str(index)) if isinstance(value, list) else ("zip",)
-            if isinstance(group, Mapping) and group:
-                yield from self._zip(group, at)
-            elif value is not None:
-                self._report(at, f"expected a mapping from keys to lists of one length, found {group!r}")
-
-    def _zip(self, group: Mapping[Any, Any], at: KeyPath) -> Iterator[_Factor]:
+    def _zip(self, group: Any, at: KeyPath) -> Iterator[_Factor]:
+        """The keys of a mapping, which vary together."""
+        if not isinstance(group, Mapping) or not group:
+            self._report(at, f"expected a mapping from keys to lists of one length, found {group!r}")
+            return
         columns: dict[str, ListedValues] = {}
         for key, value in group.items():
             path = (*at, str(key))
@@ -394,15 +389,6 @@ class _Reader:
             if all(are_keys):
                 yield index, {str(key): Swept(each, (*at, str(key))) for key, each in item.items()}
 
-    def _check_rules(self, exclude: Iterable[Point], include: Sequence[Point]) -> None:
-        for rule in exclude:
-            for key, swept in rule.items():
-                if key not in self._owner and not self._mistaken:
-                    self._report(swept.at, f"no run can be excluded by {key!r}, which the sweep does not vary")
-        for index, point in enumerate(include):
-            if any(_equal(point, other) for other in include[:index]):
-                self._report(("include", str(index)), "this run is included twice")
-
     def _random(self) -> list[_Factor]:
         """All random keys together."""
         samples = self._whole("samples", 1)
@@ -419,7 +405,7 @@ class _Reader:
         if None not in choices and different < samples:
             self._report(("samples",), f"there are only {different} different runs to draw, and not {samples}")
             return []
-        return [_Factor(samples, lambda: itertools.islice(_draw(keys, samples, seed or 0), samples))]
+        return [_Factor(samples, lambda: itertools.islice(_draw_runs(keys, samples, seed or 0), samples))]
 
     def _whole(self, name: str, least: int) -> int | None:
         value = self._section.get(name)
@@ -437,38 +423,23 @@ def _equal(first: Point, other: Point) -> bool:
     return first.keys() == other.keys() and all(_same(first[key].value, other[key].value) for key in first)
 
 
-def _read_values(value: Any) -> ListedValues | RandomValues:
-    """The values of a key: a list, or text that stands for one. Raises ValueError with what is wrong."""
-    if isinstance(value, str):
-        return read_expression(value)
-    for each in value:
-        if is_expression(each):
-            raise ValueError(f"{each!r} stands for a list itself; write it without brackets around it")
-    if len({repr(each) for each in value}) < len(value):
-        raise ValueError(f"a value occurs twice in {value!r}, which would make two identical runs")
-    return ListedValues(len(value), value.__getitem__)
-
-
 def _each(value: Any, listed: ListedValues, at: KeyPath) -> Iterator[Swept]:
     """The values of a key, each with its place: in a list, the item's."""
     for index in range(listed.count):
         yield Swept(listed.at(index), (*at, str(index)) if isinstance(value, list) else at)
 
 
-def _draw(keys: Mapping[str, RandomValues], samples: int, seed: int) -> Iterator[Point]:
+def _draw_runs(keys: Mapping[str, RandomValues], samples: int, seed: int) -> Iterator[Point]:
     """Random runs, which differ if that is possible. Each key has its own stream: it does not depend on other keys."""
-    streams = {key: Random(_seed(seed, key)) for key in keys}  # noqa: S311 (it keeps no secret)
+    # Not Python's own seeding of text, which has changed between versions.
+    digests = {key: hashlib.sha256(f"{seed} {key}".encode()).digest() for key in keys}
+    streams = {key: Random(int.from_bytes(digest, "big")) for key, digest in digests.items()}  # noqa: S311 (no secret)
     earlier: set[str] = set()
     for attempt in itertools.count():
         values = {key: drawn.draw(streams[key].random()) for key, drawn in keys.items()}
         if repr(values) not in earlier or attempt > _TRIES * samples:
             earlier.add(repr(values))
             yield {key: Swept(value, (key,)) for key, value in values.items()}
-
-
-def _seed(seed: int, key: str) -> int:
-    # Not Python's own seeding of text, which has changed between versions.
-    return int.from_bytes(hashlib.sha256(f"{seed} {key}".encode()).digest(), "big")
 
 
 _HOUR_S = 3600

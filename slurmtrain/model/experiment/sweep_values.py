@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Context, Decimal
 from fractions import Fraction
+from functools import partial
 from typing import Annotated, Any
 
 from slurmtrain.model.experiment.kinds import (
@@ -190,27 +191,19 @@ def _range(arguments: Sequence[str]) -> ListedValues:
     return ListedValues(count, lambda index: start + index * step, whole)
 
 
-def _spaced(arguments: Sequence[str], *, positive: bool) -> tuple[Decimal, Decimal, int]:
+def _spaced(arguments: Sequence[str], *, log: bool) -> ListedValues:
     if len(arguments) != 3:
         raise _Unusable
     count = _integer(arguments[2])
     if count < 1:
         raise ValueError(f"its third number says how many values there are: at least 1, found {count}")
-    first, last = _interval(arguments[:2], positive=positive)
+    first, last = _interval(arguments[:2], positive=log)
     if first == last and count > 1:
         raise ValueError(f"its ends are equal, which would make {count} identical values")
-    return first, last, count
-
-
-def _linspace(arguments: Sequence[str]) -> ListedValues:
-    first, last, count = _spaced(arguments, positive=False)
-    start, width = Fraction(first), Fraction(last) - Fraction(first)
-    return ListedValues(count, lambda index: float(start + width * Fraction(index, max(1, count - 1))))
-
-
-def _logspace(arguments: Sequence[str]) -> ListedValues:
-    first, last, count = _spaced(arguments, positive=True)
-    return ListedValues(count, lambda index: _between(first, last, Decimal(index), Decimal(max(1, count - 1))))
+    start, width, gaps = Fraction(first), Fraction(last) - Fraction(first), max(1, count - 1)
+    if log:
+        return ListedValues(count, lambda index: _between(first, last, Decimal(index), Decimal(gaps)))
+    return ListedValues(count, lambda index: float(start + width * Fraction(index, gaps)))
 
 
 def _between(first: Decimal, last: Decimal, part: Decimal, whole: Decimal) -> float:
@@ -220,7 +213,7 @@ def _between(first: Decimal, last: Decimal, part: Decimal, whole: Decimal) -> fl
     return float(_DIGITS.multiply(first, _DIGITS.power(ratio, exponent)))
 
 
-def _choice(arguments: Sequence[str]) -> RandomValues:
+def _read_choice(arguments: Sequence[str]) -> RandomValues:
     if not arguments:
         raise _Unusable
     values = [_plain(text) for text in arguments]
@@ -237,52 +230,34 @@ def _plain(text: str) -> Any:
     return float(_number(text)) if _NUMBER.fullmatch(text) else _WORDS.get(text, text)
 
 
-def _ordered(arguments: Sequence[str], *, positive: bool) -> tuple[Decimal, Decimal]:
-    low, high = _interval(arguments, positive=positive)
+def _drawn(arguments: Sequence[str], *, log: bool) -> RandomValues:
+    low, high = _interval(arguments, positive=log)
     if low >= high:
         raise ValueError(f"the second number must be larger than the first, found {arguments[0]} and {arguments[1]}")
-    return low, high
-
-
-def _uniform(arguments: Sequence[str]) -> RandomValues:
-    low, high = _ordered(arguments, positive=False)
-    width = Fraction(high) - Fraction(low)
-    places = _SIGNIFICANT - _DIGITS.subtract(high, low).adjusted()
-    return RandomValues(
-        lambda part: _clamped(round(Fraction(low) + width * Fraction(part), places), low, high),
-        Distribution(low=float(low), high=float(high)),
-    )
-
-
-def _loguniform(arguments: Sequence[str]) -> RandomValues:
-    low, high = _ordered(arguments, positive=True)
+    width, places = Fraction(high) - Fraction(low), _SIGNIFICANT - _DIGITS.subtract(high, low).adjusted()
 
     def draw(part: float) -> float:
-        value = Decimal(repr(_between(low, high, Decimal(part), Decimal(1))))
-        return _clamped(Fraction(value.normalize(Context(prec=_SIGNIFICANT))), low, high)
+        if not log:
+            value = round(Fraction(low) + width * Fraction(part), places)
+        else:
+            number = Decimal(repr(_between(low, high, Decimal(part), Decimal(1))))
+            value = Fraction(number.normalize(Context(prec=_SIGNIFICANT)))
+        # Rounding must not leave the interval.
+        return float(min(max(value, Fraction(low)), Fraction(high)))
 
-    return RandomValues(draw, Distribution(low=float(low), high=float(high), log=True))
-
-
-def _clamped(value: Fraction, low: Decimal, high: Decimal) -> float:
-    """Rounding must not leave the interval."""
-    return float(min(max(value, Fraction(low)), Fraction(high)))
+    return RandomValues(draw, Distribution(low=float(low), high=float(high), log=log))
 
 
 _FUNCTIONS: dict[str, tuple[Callable[[Sequence[str]], ListedValues | RandomValues], str]] = {
     "range": (_range, "range(STOP), range(START, STOP) or range(START, STOP, STEP) of whole numbers"),
-    "linspace": (_linspace, "linspace(FIRST, LAST, COUNT)"),
-    "logspace": (_logspace, "logspace(FIRST, LAST, COUNT)"),
-    "choice": (_choice, "choice(VALUE, ...)"),
-    "uniform": (_uniform, "uniform(LOW, HIGH)"),
-    "loguniform": (_loguniform, "loguniform(LOW, HIGH)"),
+    "linspace": (partial(_spaced, log=False), "linspace(FIRST, LAST, COUNT)"),
+    "logspace": (partial(_spaced, log=True), "logspace(FIRST, LAST, COUNT)"),
+    "choice": (_read_choice, "choice(VALUE, ...)"),
+    "uniform": (partial(_drawn, log=False), "uniform(LOW, HIGH)"),
+    "loguniform": (partial(_drawn, log=True), "loguniform(LOW, HIGH)"),
 }
 
 
-# Names that other tools have for the ends of an interval.
-_ENDS = (("min", "max"), ("low", "high"), ("lower", "upper"), ("start", "stop"), ("from", "to"))
-# Names that other tools have for the values themselves.
-_VALUES = frozenset({"values", "value", "choice", "choices", "options", "categories", "grid", "list"})
 _LIST = re.compile(r"[\w.+-]+(?:\s*,\s*[\w.+-]+)+")
 
 
@@ -291,48 +266,33 @@ def is_list(value: object) -> bool:
     return isinstance(value, str) and _LIST.fullmatch(value.strip()) is not None
 
 
-def describe_other_form(value: object, key: str, *, is_key: Callable[[str], bool], drawn: bool) -> str:
+def describe_other_form(value: object, key: str, *, is_key: Callable[[str], bool]) -> str:
     """What is wrong with a value that is no list, and what to write: a sentence without a full stop.
 
     Args:
         value: the value of a swept key.
         key: that key.
         is_key: whether the spec has a key of this name.
-        drawn: whether the sweep says how many random values there are.
     """
     problem = f"expected a list of at least one value, found {type_name(value)} ({value!r})"
     if not isinstance(value, Mapping) or not value:
         some = value if is_list(value) else "0.1, 0.3" if value in (None, [], {}) else json.dumps(value)
         return f"{problem}; write '{key}: [{some}]'"
     name, inner = next(iter(value.items()))
-    if is_expression(f"{name}()") and name not in _VALUES:
-        return f"{problem}; write '{key}: {_called(str(name), inner)}'{_samples(str(name), drawn=drawn)}"
-    for low, high in _ENDS:
-        if low in value and high in value:
-            scale = "loguniform" if "log" in str(dict(value)).lower() else "uniform"
-            ends = _called(scale, [value[low], value[high]])
-            return f"{problem}; write '{key}: {ends}'{_samples(scale, drawn=drawn)}"
-    if name not in _VALUES and is_key(f"{key}.{name}"):
+    if is_key(f"{key}.{name}"):
         while isinstance(inner, Mapping) and inner and is_key(f"{key}.{name}"):
             key, (name, inner) = f"{key}.{name}", next(iter(inner.items()))
         return f"{problem}; name the key as a whole: write '{key}.{name}: [{_listed(inner)}]'"
-    values = next((each for word, each in value.items() if word in _VALUES or isinstance(each, list)), [0.1, 0.3])
+    if is_expression(f"{name}()") and name != "choice":
+        # In braces, a comma without quotes would end it.
+        samples = "" if name in ("range", "linspace", "logspace") else " and 'samples: 20'"
+        return f"""{problem}; write '{key}: "{name}({_listed(inner)})"'{samples}"""
+    values = next((each for each in value.values() if isinstance(each, list) and each), [0.1, 0.3])
     return f"{problem}; write '{key}: [{_listed(values)}]'"
 
 
 def _listed(value: Any) -> str:
     return ", ".join(json.dumps(each) for each in (value if isinstance(value, list) else [value]))
-
-
-def _called(function: str, arguments: Any) -> str:
-    """A call as it is written in YAML: in braces, a comma without quotes would end it."""
-    call = f"{function}({_listed(arguments)})"
-    return f'"{call}"' if "," in call and '"' not in call else call
-
-
-def _samples(function: str, *, drawn: bool) -> str:
-    """What random values need besides."""
-    return "" if drawn or function in ("range", "linspace", "logspace") else " and 'samples: 20'"
 
 
 SAMPLERS = ("tpe", "random")

@@ -369,6 +369,14 @@ def check_command(command: str) -> None:
         raise ValueError(f"the quotes of the command do not match ({error}): {command!r}") from None
 
 
+def compile_pattern(text: str) -> re.Pattern[str]:
+    """A regular expression. Raises ValueError with a sentence."""
+    try:
+        return re.compile(text)
+    except (re.error, RecursionError, OverflowError) as error:
+        raise ValueError(f"{text!r} is not a regular expression: {error}") from None
+
+
 def check_interface(name: str) -> None:
     """Raise ValueError unless this can name a network interface."""
     # Linux's names have at most 15 characters; =, ^ and the comma have a meaning in NCCL_SOCKET_IFNAME.

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import CheckpointError, PathError, RunUnreadable, UserError
 from slurmtrain.model.environment import Changes, compare_environments
-from slurmtrain.model.experiment.code import LINK, CodeFile, CodeSnapshot, Difference
-from slurmtrain.model.experiment.code import compare as compare_files
+from slurmtrain.model.experiment.code import LINK, CodeFile, CodeSnapshot, Difference, compare_manifests
 from slurmtrain.model.metrics.curves import Divergence, find_divergence
 from slurmtrain.model.query.fields import identity
 from slurmtrain.model.query.measures import is_larger_better
@@ -171,7 +170,9 @@ def _code_difference(
             return CodeDifference(versions=named, same=True)
         directory = workspace.root.run(runs[0].id)
         try:
-            files = compare_files(read_code_manifest(directory, first.hash), read_code_manifest(directory, second.hash))
+            files = compare_manifests(
+                read_code_manifest(directory, first.hash), read_code_manifest(directory, second.hash)
+            )
             text = differing_lines(directory, first.hash, second.hash, files) if lines else ()
         except PathError as error:
             why = f"how they differ is not known: {str(error).partition('; ')[0]}"

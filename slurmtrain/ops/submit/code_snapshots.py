@@ -23,7 +23,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmtrain.errors import NoSnapshot, PathError
 from slurmtrain.model.diagnosis.redact import redact_code
-from slurmtrain.model.experiment.code import SNAPSHOT, CodeSnapshot, CodeSpec, compare, path_in_word, relative_to_root
+from slurmtrain.model.experiment.code import (
+    SNAPSHOT,
+    CodeSnapshot,
+    CodeSpec,
+    compare_manifests,
+    path_in_word,
+    relative_to_root,
+)
 from slurmtrain.model.experiment.command_words import result_places
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.events.base import select
@@ -198,7 +205,8 @@ def _difference(directory: RunDir, earlier: CodeSnapshot, later: CodeSnapshot) -
         before = read_code_manifest(directory, earlier.hash)
     except PathError:
         return f"what has changed since snapshot {earlier.short_hash} is not known, as that is missing or damaged"
-    return f"{compare(before, read_code_manifest(directory, later.hash)).text} since snapshot {earlier.short_hash}"
+    difference = compare_manifests(before, read_code_manifest(directory, later.hash))
+    return f"{difference.text} since snapshot {earlier.short_hash}"
 
 
 def _live_paths(plan: Plan) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from itertools import islice, product
+from itertools import islice
 
 import pytest
 from hypothesis import given
@@ -38,20 +38,6 @@ def consumed(length: int, attempts: list[Attempt], *, drop_last: bool = False) -
 
 def once_in_their_order(length: int, samples: list[tuple[int, int]]) -> bool:
     return samples == [divmod(number, length) for number in range(len(samples))]
-
-
-def test_every_sample_comes_once_for_all_small_numbers_of_ranks_sizes_and_stops() -> None:
-    for length, (size, ranks), (later_size, later_ranks), stop in product(range(1, 8), pairs(), pairs(), range(5)):
-        attempts = [
-            (size, equal_shares(size, ranks), stop),
-            (later_size, equal_shares(later_size, later_ranks), 2 * length),
-        ]
-        assert once_in_their_order(length, consumed(length, attempts)), (length, attempts)
-
-
-def pairs() -> list[tuple[int, int]]:
-    """Small sizes of a batch with numbers of ranks among which it can be divided."""
-    return [(size, ranks) for size in range(1, 5) for ranks in range(1, size + 1)]
 
 
 attempts_of = st.lists(
@@ -118,24 +104,12 @@ def test_a_whole_epoch_has_a_sample_for_every_rank_in_each_batch(
     assert all(batch.epoch == 3 and ranks <= batch.size < batch_size + ranks for batch in batches)
 
 
-def test_the_steps_of_an_epoch_are_its_batches() -> None:
-    assert [Division(10, 4).steps, Division(10, 4, drop_last=True).steps, Division(8, 4).steps] == [3, 2, 2]
-    assert Division(3, 4, drop_last=True).steps == 0
-
-
 def test_the_end_of_an_epoch_is_known_before_the_next_one_begins() -> None:
     division = Division(10, 4)
     assert not division.is_end(DataPosition(2, 8))
     assert division.is_end(DataPosition(2, 10))
     assert division.next_batch(DataPosition(2, 10)).end == DataPosition(3, 4)
     assert Division(10, 4, drop_last=True).is_end(DataPosition(2, 8))
-
-
-def test_samples_that_do_not_fit_are_divided_further() -> None:
-    assert microbatch_sizes(12, 1) == (12,)
-    assert microbatch_sizes(12, 1, most=5) == (4, 4, 4)
-    assert microbatch_sizes(12, 4, most=5) == (3, 3, 3, 3)
-    assert sorted(microbatch_sizes(13, 1, most=5)) == [4, 4, 5]
 
 
 @given(samples=st.integers(1, 500), least=st.integers(1, 20), most=st.none() | st.integers(1, 500))

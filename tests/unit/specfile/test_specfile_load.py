@@ -11,30 +11,14 @@ from helpers.specfiles import BASE, PYTHON, SWEPT, Load, Mistakes, only_run, par
 from slurmtrain.errors import SpecError
 from slurmtrain.model.experiment.plan import REDACTED, Plan
 from slurmtrain.model.experiment.spec import write_spec
-from slurmtrain.specfile import PlannedRun, load_spec, replan
+from slurmtrain.specfile import load_spec, replan
 
 # --- plans -----------------------------------------------------------------------------------------------------------
-
-
-def test_the_hash_of_a_spec_does_not_depend_on_workdir_and_python(tmp_path: Path) -> None:
-    path = tmp_path / "exp.yaml"
-    path.write_text(SWEPT)
-    first = only_run(load_spec(path, cwd=tmp_path, python="/usr/bin/python3")).plan
-    second = only_run(load_spec(path, cwd=Path("/srv/elsewhere"), python="/opt/py")).plan
-    assert first.hash == second.hash
-    assert (first.workdir, first.python) == (str(tmp_path.resolve()), "/usr/bin/python3")
-    assert (second.workdir, second.python) == ("/srv/elsewhere", "/opt/py")
 
 
 @pytest.mark.parametrize(("workdir", "resolved"), [("sub", "/srv/here/sub"), ("/abs/x", "/abs/x"), ("../x", "/srv/x")])
 def test_a_workdir_counts_from_where_submit_was_called(load: Load, workdir: str, resolved: str) -> None:
     assert only_run(load(BASE + f"workdir: {workdir}\n", cwd=Path("/srv/here"))).plan.workdir == resolved
-
-
-def test_a_run_is_named_for_its_file_unless_the_spec_names_it(load: Load) -> None:
-    assert only_run(load(BASE)).plan.spec.name == "exp"
-    assert only_run(load(BASE + "name: mine\n")).plan.spec.name == "mine"
-    assert only_run(load(BASE, "name=yours")).plan.spec.name == "yours"
 
 
 def test_no_spec_changes_the_defaults_that_it_shares_with_others(load: Load) -> None:
@@ -48,11 +32,6 @@ def test_no_spec_changes_the_defaults_that_it_shares_with_others(load: Load) -> 
 # --- planning again --------------------------------------------------------------------------------------------------
 
 
-def test_planning_again_without_overrides_is_the_same_plan(load: Load) -> None:
-    plan = only_run(load(SWEPT)).plan
-    assert replan(plan, ()) == PlannedRun(plan, (), {})
-
-
 def test_planning_again_follows_interpolations(load: Load) -> None:
     text = "command: python train.py --steps ${params.steps}\nparams: {steps: 100, warmup: '${params.steps}'}\n"
     plan = Plan.from_json(json.loads(json.dumps(only_run(load(text)).plan.to_json())))
@@ -63,11 +42,6 @@ def test_planning_again_follows_interpolations(load: Load) -> None:
     once_more = replan(again.plan, ["resources.time=1:00:00"])
     assert once_more.plan.spec.params["warmup"] == 400
     assert once_more.plan.spec.resources.time == 3600
-
-
-def test_planning_again_keeps_the_values_of_a_sweep(load: Load) -> None:
-    plan = load(SWEPT, sweep=["params.lr=1,2"]).runs[1].plan
-    assert replan(plan, ["params.steps=99"]).plan.spec.params == {"lr": 2, "steps": 99, "name": "a"}
 
 
 def test_planning_again_keeps_workdir_and_python_unless_overridden(load: Load) -> None:
@@ -139,24 +113,6 @@ def test_layers_that_are_divided_over_nodes_are_warned_of(load: Load) -> None:
     assert load(text, "resources.nodes=1", "resources.procs_per_node=4").warnings == ()
 
 
-def test_a_sweep_in_the_file_becomes_one_run_for_each_combination(load: Load) -> None:
-    loaded = load(SWEPT + "sweep: {params.lr: [1, 2], resources.nodes: [1, 3]}\n")
-    assert [(run.plan.content["params"]["lr"], run.plan.spec.resources.nodes.to_dict()) for run in loaded.runs] == [
-        (1, 1),
-        (1, 3),
-        (2, 1),
-        (2, 3),
-    ]
-    assert loaded.runs[1].overrides == ("params.lr=1", "resources.nodes=3")
-    assert len({run.plan.hash for run in loaded.runs}) == 4
-    assert [run.plan.spec.command for run in loaded.runs][::2] == ["python train.py --lr 1", "python train.py --lr 2"]
-
-
-@pytest.mark.parametrize("sweep", ["params.lr=1,2", "params.lr=[1, 2]", "params.lr=1, 2"])
-def test_a_sweep_on_the_command_line_becomes_one_run_for_each_value(load: Load, sweep: str) -> None:
-    assert [params["lr"] for params in params_of(load(SWEPT, sweep=[sweep]))] == [1, 2]
-
-
 def test_a_sweep_on_the_command_line_wins_over_the_files_key_by_key(load: Load) -> None:
     loaded = load(SWEPT + "sweep: {params.lr: [1, 2], params.steps: [5, 6]}\n", sweep=["params.lr=9"])
     assert [(params["lr"], params["steps"]) for params in params_of(loaded)] == [(9, 5), (9, 6)]
@@ -171,38 +127,6 @@ def test_overrides_hold_for_every_run_of_a_sweep(load: Load) -> None:
     ]
 
 
-def test_a_sweep_may_vary_texts_and_lists(load: Load) -> None:
-    loaded = load(SWEPT + "sweep:\n  params.name: ['a,b', 'c d']\n  params.lr: [[1, 2], [3]]\n")
-    assert [(params["name"], params["lr"]) for params in params_of(loaded)] == [
-        ("a,b", [1, 2]),
-        ("a,b", [3]),
-        ("c d", [1, 2]),
-        ("c d", [3]),
-    ]
-
-
-def test_a_plan_does_not_contain_the_sweep(load: Load) -> None:
-    run = load(SWEPT + "sweep: {params.lr: [1, 2]}\n").runs[0]
-    assert "sweep" not in run.plan.template
-    assert run.plan.hash == only_run(load(SWEPT, "params.lr=1")).plan.hash
-
-
-@pytest.mark.parametrize(
-    ("sweep", "line", "key"),
-    [
-        ("sweep: [1]\n", "3", "sweep"),
-        ("sweep:\n  params.lr: 3\n", "4", "sweep.params.lr"),
-        ("sweep:\n  params.lr: []\n", "4", "sweep.params.lr"),
-        ("sweep:\n  params.lr: [1, 1]\n", "4", "sweep.params.lr"),
-        ("sweep:\n  params.lrr: [1, 2]\n", "4", "sweep.params.lrr"),
-        ("sweep:\n  resources.node: [1, 2]\n", "4", "sweep.resources.node"),
-    ],
-)
-def test_a_wrong_sweep_is_reported_at_its_line(mistakes: Mistakes, sweep: str, line: str, key: str) -> None:
-    reported = mistakes(SWEPT + sweep)
-    assert [(where, at) for where, at, _ in reported] == [(line, key)]
-
-
 def test_a_wrong_value_in_a_sweep_is_reported_at_the_line_of_the_sweep(mistakes: Mistakes) -> None:
     reported = mistakes(SWEPT + "resources:\n  nodes: 1\nsweep:\n  params.lr: [1, 2]\n  resources.nodes: [1, 0]\n")
     assert [line for line, _, _ in reported] == ["7"]
@@ -213,24 +137,6 @@ def test_a_wrong_value_in_a_sweep_is_reported_at_the_line_of_the_sweep(mistakes:
 def test_a_sweep_on_the_command_line_is_checked_like_one_in_the_file(mistakes: Mistakes, sweep: str) -> None:
     [(where, _, _)] = mistakes(SWEPT, sweep=[sweep])
     assert where == f"command line ({sweep})"
-
-
-def test_a_sweep_of_too_many_runs_on_the_command_line_is_refused(mistakes: Mistakes) -> None:
-    hundred = ",".join(map(str, range(101)))
-    assert "10201 runs" in mistakes(SWEPT, sweep=[f"params.lr={hundred}", f"params.steps={hundred}"])[0][2]
-
-
-def test_everything_of_a_sweep_can_be_given_on_the_command_line(load: Load) -> None:
-    sweep = ["zip={params.lr: [1, 2], params.steps: [3, 4]}", "params.name=choice(x, y)", "samples=2", "seed=1"]
-    runs = [(params["lr"], params["steps"]) for params in params_of(load(SWEPT, sweep=sweep))]
-    assert runs == [(1, 3), (1, 3), (2, 4), (2, 4)]
-    loaded = load(SWEPT + "sweep: {params.lr: [1, 2], exclude: [{params.lr: 1}]}\n", sweep=["exclude=[{params.lr: 2}]"])
-    assert [params["lr"] for params in params_of(loaded)] == [1]
-
-
-@pytest.mark.parametrize("sweep", ["params.lr=linspace(0, 1, 3)", "params.lr='linspace(0,1,3)'"])
-def test_values_in_short_can_be_given_on_the_command_line(load: Load, sweep: str) -> None:
-    assert [params["lr"] for params in params_of(load(SWEPT, sweep=[sweep]))] == [0.0, 0.5, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -291,18 +197,6 @@ def test_a_sweep_may_say_how_many_of_its_runs_run_at_once_which_is_in_no_plan(lo
     assert load(swept).parallel is None
 
 
-@pytest.mark.parametrize(
-    ("sweep", "message"),
-    [
-        ("{params.lr: [1, 2], parallel: 0}", "expected a whole number"),
-        ("{params.lr: [1, 2], paralel: 2}", "did you mean 'parallel'?"),
-        ("{parallel: 2}", "the sweep varies nothing"),
-    ],
-)
-def test_a_wrong_number_of_runs_at_once_is_refused(mistakes: Mistakes, sweep: str, message: str) -> None:
-    assert message in str(mistakes(SWEPT + f"sweep: {sweep}\n"))
-
-
 BEGIN = "command: python x.py\ntracking:\n  metrics:\n"
 
 
@@ -330,12 +224,3 @@ def test_a_mistake_is_told_with_its_line(mistakes: Mistakes, lines: str, line: i
     [(where, _, message)] = mistakes(BEGIN + lines + "\n")
     assert where == str(line)
     assert expected in message
-
-
-def test_a_pattern_is_kept_as_it_is_and_the_total_may_be_a_param(load: Load) -> None:
-    pattern = r"^loss=(?P<loss>\S+)$"
-    plan = only_run(load(f"{BEGIN}    pattern: '{pattern}'\n    total: ${{params.steps}}\nparams: {{steps: 7}}\n")).plan
-    metrics = plan.spec.tracking.metrics
-    assert metrics is not None
-    assert (metrics.pattern, metrics.total) == (pattern, 7)
-    assert Plan.from_json(plan.to_json()).spec.tracking == plan.spec.tracking

@@ -1,22 +1,14 @@
-"""Overrides of the command line."""
+"""Overrides of the command line, and where the values of a plan come from."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.specfiles import BASE, SWEPT, Load, Mistakes, only_run, params_of
+from helpers.specfiles import BASE, SWEPT, Load, Mistakes, only_run
 
 from slurmtrain.model.experiment.plan import Plan
-
-
-def test_an_override_wins_over_the_file(load: Load) -> None:
-    run = only_run(load(SWEPT, "params.lr=1e-3", "resources.nodes=4", "name=other", "slurm.partition=gpu"))
-    assert run.plan.content["params"]["lr"] == 0.001
-    assert run.plan.spec.resources.nodes.to_dict() == 4
-    assert run.plan.spec.name == "other"
-    assert run.plan.spec.slurm == {"partition": "gpu"}
-    assert run.overrides == ("params.lr=1e-3", "resources.nodes=4", "name=other", "slurm.partition=gpu")
 
 
 def test_an_override_reads_its_value_as_yaml_but_leaves_a_time_as_text(load: Load) -> None:
@@ -25,15 +17,6 @@ def test_an_override_reads_its_value_as_yaml_but_leaves_a_time_as_text(load: Loa
     assert run.plan.spec.checkpoint.every.to_dict() == {"steps": 5}
     assert run.plan.spec.setup == ("a", "b")
     assert run.plan.spec.env == {"A": "1"}
-
-
-def test_an_override_inside_a_value_replaces_the_value(load: Load) -> None:
-    run = only_run(load(BASE + "checkpoint: {every: {minutes: 5}}\n", "checkpoint.every.steps=7"))
-    assert run.plan.spec.checkpoint.every.to_dict() == {"steps": 7}
-
-
-def test_a_new_parameter_is_added_with_a_plus(load: Load) -> None:
-    assert params_of(load(BASE, "+params.opt.beta=0.9")) == [{"opt": {"beta": 0.9}}]
 
 
 NEWEST = {"last": 3, "every_steps": None, "best": None}
@@ -63,33 +46,11 @@ def test_an_override_may_set_all_or_part_of_keep(
     assert Plan.from_json(plan.to_json()) == plan
 
 
-def test_a_level_given_alone_survives_an_override_of_another_key(load: Load) -> None:
-    plan = only_run(load(BASE + "preflight: {clock: warn}\n", "preflight.clock.fail_ms=5000")).plan
-    assert (plan.spec.preflight.clock.level, plan.spec.preflight.clock.fail_ms) == ("warn", 5000)
-
-
 def test_a_sweep_may_vary_keep_and_quota(load: Load) -> None:
     swept = load(BASE + "sweep:\n  checkpoint.keep: [1, {last: 2, every_steps: 10}]\n  checkpoint.quota: [1GB]\n")
     kept = [run.plan.spec.checkpoint.keep for run in swept.runs]
     assert [(keep.last, keep.every_steps) for keep in kept] == [(1, None), (2, 10)]
     assert [run.plan.spec.checkpoint.quota for run in swept.runs] == [1 << 30] * 2
-
-
-@pytest.mark.parametrize(
-    ("text", "line", "key", "message"),
-    [
-        ("checkpoint:\n  every: auto\n  keep: 0\n", "4", "checkpoint.keep", "which must be kept"),
-        ("checkpoint:\n  keep:\n    last: 0\n", "4", "checkpoint.keep.last", "which must be kept"),
-        ("checkpoint:\n  keep:\n    best:\n      mode: max\n", "4", "checkpoint.keep.best.metric", "required"),
-        ("checkpoint:\n  quota: 5\n", "3", "checkpoint.quota", "has no unit"),
-    ],
-)
-def test_a_mistake_in_keep_is_reported_at_its_line(
-    mistakes: Mistakes, text: str, line: str, key: str, message: str
-) -> None:
-    [(where, at, explanation)] = mistakes(BASE + text)
-    assert (where, at) == (line, key)
-    assert message in explanation
 
 
 @pytest.mark.parametrize(
@@ -118,22 +79,72 @@ def test_an_override_of_a_key_that_does_not_exist_is_refused(mistakes: Mistakes,
 
 @pytest.mark.parametrize(
     "override",
-    ["resources.nodes=0", "resources.nodes.x=1", "checkpoint.every.steps=0", "resources=3", "slurm.partitoin=x",
-     "checkpoint.keep=0", "checkpoint.keep.last=0", "checkpoint.keep.every_steps=0", "checkpoint.quota=7",
-     "name=a/b", "setup.0=x", "command=''", "resources.mem=4", "params.lr={password: x}"],
+    [
+        "resources.nodes=0", "resources.nodes.x=1", "checkpoint.every.steps=0", "resources=3", "slurm.partitoin=x",
+        "checkpoint.keep=0", "checkpoint.keep.last=0", "checkpoint.keep.every_steps=0", "checkpoint.quota=7",
+        "name=a/b", "setup.0=x", "command=''", "resources.mem=4", "params.lr={password: x}",
+    ],
 )  # fmt: skip
 def test_a_wrong_value_of_an_override_is_reported_at_the_command_line(mistakes: Mistakes, override: str) -> None:
     [(where, _, _)] = mistakes(SWEPT, override)
     assert where == f"command line ({override})"
 
 
-@pytest.mark.parametrize(
-    "value", ["!!bool maybe", "!!int ''", "&a [*a]", "\x07", "[" * 3000, "2024-01-01", "{[a]: b}", "${"]
-)
-def test_an_override_that_the_yaml_reader_cannot_process_is_a_mistake(mistakes: Mistakes, value: str) -> None:
-    assert mistakes(SWEPT, f"params.lr={value}")
+SPEC = """extends: base.yaml
+command: python train.py --lr ${params.lr}
+params: {lr: 0.1}
+slurm: {cores-per-socket: 2}
+checkpoint:
+  every: {minutes: 3}
+sweep:
+  params.width: [4,
+    8]
+"""
 
 
-def test_an_override_of_one_option_of_sbatch_keeps_the_others(load: Load) -> None:
-    run = only_run(load("name: x\ncommand: y\nslurm: {partition: spot, sbatch: [--exclusive]}\n", "slurm.qos=high"))
-    assert run.plan.spec.slurm == {"partition": "spot", "sbatch": ("--exclusive",), "qos": "high"}
+def sources_of(load: Load, text: str, *overrides: str, sweep: tuple[str, ...] = (), index: int = 0) -> dict[str, str]:
+    spec = load(text, *overrides, sweep=sweep)
+    return {
+        each.key: str(each).replace(f"{spec.path.parent if spec.path else ''}/", "")
+        for each in spec.sources(spec.runs[index])
+    }
+
+
+@pytest.fixture(autouse=True)
+def base(tmp_path: Path) -> None:
+    (tmp_path / "base.yaml").write_text("name: a\nparams: {width: 1,\n  depth: 2}\nresources: {nodes: 2}\n")
+
+
+def test_a_value_comes_from_the_line_of_the_file_that_sets_it(load: Load) -> None:
+    sources = sources_of(load, SPEC)
+    assert sources["params.depth"] == "base.yaml:3"
+    assert sources["resources.nodes"] == "base.yaml:4"
+    assert sources["params.lr"] == "exp.yaml:3"
+    assert sources["slurm.cores-per-socket"] == "exp.yaml:4"
+    assert sources["checkpoint.every.minutes"] == "exp.yaml:6"
+
+
+def test_the_command_line_comes_before_the_file_and_the_last_override_before_others(load: Load) -> None:
+    sources = sources_of(load, SPEC, "params.lr=1", "params.lr=2", "checkpoint.every.steps=5")
+    assert sources["params.lr"] == "command line (params.lr=2)"
+    assert sources["checkpoint.every.steps"] == "command line (checkpoint.every.steps=5)"
+
+
+def test_a_swept_value_comes_from_its_item_in_the_sweep(load: Load) -> None:
+    assert sources_of(load, SPEC, "params.width=3")["params.width"] == "sweep, exp.yaml:8"
+    assert sources_of(load, SPEC, index=1)["params.width"] == "sweep, exp.yaml:9"
+    swept = sources_of(load, SPEC, sweep=("params.lr=1,2",))
+    assert swept["params.lr"] == "sweep, command line (params.lr=1,2)"
+
+
+def test_a_section_in_short_sets_one_of_its_keys(load: Load) -> None:
+    sources = sources_of(load, "command: python a.py\ncheckpoint: {keep: 7}\npreflight:\n  clock: warn\n")
+    assert sources["checkpoint.keep.last"] == "exp.yaml:2"
+    assert sources["checkpoint.keep.best"] == "default"
+    assert sources["preflight.clock.level"] == "exp.yaml:4"
+    assert sources["preflight.clock.warn_ms"] == "default"
+
+
+def test_a_secret_of_the_command_line_is_in_no_source(load: Load) -> None:
+    spec = load("command: python a.py\n", "env.API_TOKEN=hunter2")
+    assert "hunter2" not in repr(spec.sources(spec.runs[0]))

@@ -60,14 +60,6 @@ def test_a_wrong_entry_is_refused(after: object, message: str) -> None:
     assert message in reported
 
 
-def test_one_run_needs_no_list() -> None:
-    assert make_test_plan(after="afterok:pretrain").spec.after == ("pretrain",)
-
-
-def test_a_plan_without_dependencies_has_the_hash_that_it_always_had() -> None:
-    assert make_test_plan(after=[]).hash == make_test_plan().hash != make_test_plan(after=["a"]).hash
-
-
 def test_a_reference_implies_a_dependency_unless_there_is_one() -> None:
     spec = make_test_plan(
         after=["afterany:b"],

@@ -44,21 +44,11 @@ def read(strategy: object, **resources: Any) -> tuple[Spec, list[tuple[str, str]
             {"activation_checkpointing": {"save": ["mm"]}},
             StrategySpec(activation_checkpointing=ActivationCheckpointing(save=("mm",))),
         ),
-        ({"activation_checkpointing": False}, StrategySpec()),
-        ({"mixed_precision": "bf16"}, StrategySpec(name="ddp", mixed_precision="bf16")),
         (
             {"name": "zero1", "mixed_precision": {"default": "bf16", "V100": "fp16"}},
             StrategySpec(name="zero1", mixed_precision={"default": "bf16", "V100": "fp16"}),
         ),
-        (
-            {"name": "fsdp", "wrap": ["Block"], "mixed_precision": "bf16", "reshard_after_forward": False},
-            StrategySpec(name="fsdp", wrap=("Block",), mixed_precision="bf16", reshard_after_forward=False),
-        ),
-        (
-            {"mesh": {"tp": 1}},
-            StrategySpec(name="ddp", mesh=MeshSpec(dp=-1, tp=1)),
-        ),
-        ({"name": "tensor", "plan": {"a.*": "rowwise"}}, StrategySpec(name="tensor", plan={"a.*": "rowwise"})),
+        ({"mesh": {"tp": 1}}, StrategySpec(name="ddp", mesh=MeshSpec(dp=-1, tp=1))),
     ],
 )  # fmt: skip
 def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec | None) -> None:
@@ -70,38 +60,16 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
 @pytest.mark.parametrize(
     ("strategy", "resources", "key", "message"),
     [
-        (
-            "fspd",
-            {},
-            "strategy",
-            "expected one of ddp, fsdp, hsdp, zero1, tensor, pipeline, dp, found 'fspd'; did you mean 'fsdp'?",
-        ),
         ("zero3", {}, "strategy", "found 'zero3'; did you mean 'fsdp'?"),
         ({"name": "ZeRO-2"}, {}, "strategy.name", "did you mean '{name: fsdp, reshard_after_forward: false}'?"),
         (True, {}, "strategy", "found True"),
-        ({"offload": True}, {}, "strategy.offload", "no effect on 'ddp'"),
-        ("tp", {}, "strategy", "did you mean 'tensor'?"),
         ("fsdp", {"mixed": True}, "resources", "with 'strategy: ddp' or 'zero1'"),
-        ({"mesh": {"tp": 2}}, {"mixed": True, "procs_per_node": 2}, "resources", "without a 'mesh'"),
         ({"hook": "powersgd"}, {"mixed": True}, "resources", "with 'hook: powersgd' they wait for others"),
         ({"static_graph": True}, {"mixed": True}, "resources", "different numbers of microbatches"),
         ({"mesh": {"tp": 0}}, {}, "strategy.mesh.tp", "expected a whole number of at least 1, or -1 for the rest"),
         ({"mesh": {"dp": -1, "tp": -1}}, {}, "strategy.mesh.tp", "only one size can be -1: the rest"),
         ({"mesh": {"dp": 2, "tp": 3}}, {"nodes": 4}, "strategy", "'mesh': dp 2 x tp 3 are not 4 processes"),
         ({"mesh": {"tp": 3}}, {"nodes": 4}, "strategy", "'mesh': tp 3 do not divide 4 processes"),
-        (
-            {"mesh": {"dp": 2, "tp": 2}},
-            {"nodes": {"min": 1, "max": 3}, "procs_per_node": 4},
-            "strategy",
-            "'mesh': on 2 nodes dp 2 x tp 2 are not 8 processes",
-        ),
-        ({"name": "pipeline", "mesh": {"dp": 4}}, {"nodes": 4}, "strategy.mesh", "'pipeline' needs a dimension 'pp'"),
-        (
-            {"name": "hsdp", "mesh": {"pp": 2}},
-            {"nodes": 2, "procs_per_node": 2},
-            "strategy.mesh",
-            "use 'fsdp' or 'ddp'",
-        ),
         ({"name": "pipeline", "schedule": "1f1f"}, {"nodes": 4}, "strategy.schedule", "did you mean '1f1b'?"),
         ({"name": "ddp", "microbatches": 8}, {"nodes": 4}, "strategy.microbatches", "without 'mesh: {pp: 2}'"),
         (
@@ -121,66 +89,33 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
         ({"mesh": {"tp": 2}, "hook": "bf16"}, {"nodes": 4}, "strategy.hook", "no effect where the model is divided"),
         ({"name": "fsdp", "plan": {"a": "rowwise"}}, {}, "strategy.plan", "no effect without 'mesh: {tp: 2}'"),
         ({"name": "tensor", "plan": {"a": "rows"}}, {}, "strategy.plan.a", "expected one of colwise, colwise_rep"),
-        ({"name": "fsdp", "wrapp": ["A"]}, {}, "strategy.wrapp", "unknown key; did you mean 'wrap'?"),
-        ({"name": "fsdp", "wrap": "Block"}, {}, "strategy.wrap", "expected a list"),
-        ({"name": "ddp", "offload": True}, {}, "strategy.offload", "no effect on 'ddp'; it belongs to fsdp and hsdp"),
         ({"name": "fsdp", "static_graph": True}, {}, "strategy.static_graph", "it belongs to ddp and zero1"),
-        ({"name": "ddp", "hook": "powersdg"}, {}, "strategy.hook", "expected one of bf16, fp16, powersgd, topk"),
-        (
-            {"activation_checkpointing": "Block"},
-            {},
-            "strategy.activation_checkpointing",
-            "expected a list, found text ('Block')",
-        ),
         ({"mixed_precision": {"V100": "fp16"}}, {}, "strategy.mixed_precision", "expected an entry 'default'"),
-        (
-            {"mixed_precision": {"default": "bf16", "V100": "fp8"}},
-            {},
-            "strategy.mixed_precision.V100",
-            "expected one of bf16, fp16, fp32",
-        ),
         (
             {"name": "fsdp", "mixed_precision": {"default": "bf16"}},
             {},
             "strategy.mixed_precision",
             "use 'ddp' or 'zero1' without a 'mesh'",
         ),
-        (
-            {"mixed_precision": "auto", "mesh": {"tp": 2}},
-            {"nodes": 2},
-            "strategy.mixed_precision",
-            "use 'ddp' or 'zero1' without a 'mesh'",
-        ),
         ({"hook": "topk", "mixed_precision": "auto"}, {}, "strategy.hook", "would stay in what the hook has not sent"),
-        ({"mixed_precision": "fp32"}, {}, "strategy.mixed_precision", "expected one of bf16, fp16"),
-        ({"name": "fsdp", "param_dtype": "bf16"}, {}, "strategy.param_dtype", "did you mean 'mixed_precision'?"),
         (
             {"name": "fsdp", "mixed_precision": "fp16", "reduce_dtype": "bf16"},
             {},
             "strategy.reduce_dtype",
             "'mixed_precision: fp16' have more bits than bf16",
         ),
-        ({"hook": "topk", "mixed_precision": "fp16"}, {}, "strategy.hook", "would stay in what the hook has not sent"),
-        ({"name": "hsdp", "hook": "bf16"}, {"nodes": 2, "procs_per_node": 2}, "strategy.hook", "no effect on 'hsdp'"),
-        ({"name": "ddp", "bucket_cap_mb": 0}, {}, "strategy.bucket_cap_mb", "expected a number of at least 0.001"),
         ({"name": "fsdp", "offload": True}, {}, "strategy", "'offload' keeps the shards in the memory of the node"),
-        ("DataParallel", {}, "strategy", "found 'DataParallel'; did you mean 'dp'?"),
         ("dp", {"procs_per_node": 4}, "strategy", "'dp' is a single process, and there are 4: set 'resources.nodes'"),
-        ("dp", {"nodes": {"min": 1, "max": 2}}, "strategy", "'dp' is a single process, and there are 2"),
         (
             {"name": "dp", "mesh": {"dp": 1, "tp": -1}},
             {},
             "strategy.mesh",
             "which has no other to divide the model with",
         ),
-        ({"name": "dp", "hook": "bf16"}, {}, "strategy.hook", "it has no effect on 'dp'"),
-        ({"name": "dp", "mixed_precision": "bf16"}, {}, "strategy.mixed_precision", "no effect on 'dp'; it belongs to"),
         ("hsdp", {"procs_per_node": 4}, "strategy", "there is only one: use 'fsdp', or raise 'resources.nodes'"),
-        ("hsdp", {"nodes": 2}, "strategy", "which has only one process: use 'ddp' or 'fsdp'"),
         ({"hook": "hierarchical"}, {"procs_per_node": 2}, "strategy", "there is only one node: leave it out"),
-        ({"hook": "hierarchical"}, {"nodes": 2}, "strategy", "each node has only one process: leave it out"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_named_with_its_key(strategy: Any, resources: dict[str, Any], key: str, message: str) -> None:
     [(at, text)] = read(strategy, **resources)[1]
     assert at == key
@@ -192,29 +127,20 @@ def test_a_mistake_is_named_with_its_key(strategy: Any, resources: dict[str, Any
     [
         ({"hook": "powersgd", "start_powersgd_iter": 1}, "start_powersgd_iter", "so that this is at least 2"),
         ({"hook": "powersgd", "start_powersgd_iter": 0, "warm_start": False}, "start_powersgd_iter", "at least 2"),
-        ({"hook": "powersgd", "start_powerSGD_iter": 9}, "start_powerSGD_iter", "did you mean 'start_powersgd_iter'?"),
-        ({"hook": "powersgd", "matrix_approximation_rank": 0}, "matrix_approximation_rank", "of at least 1, found 0"),
         ({"hook": "powersgd", "density": 0.1}, "density", "it has no effect without 'hook: topk'"),
         ({"hook": "topk", "matrix_approximation_rank": 2}, "matrix_approximation_rank", "without 'hook: powersgd'"),
         ({"warm_start": False}, "warm_start", "without 'hook: powersgd'"),
-        ({"hook": "topk", "density": 0}, "density", "expected a number above 0 and at most 1, found 0"),
-        ({"hook": "topk", "density": 1.5}, "density", "found 1.5"),
+        ({"hook": "topk", "density": 0}, "density", "expected a number from 1e-06 to 1, found 0"),
         ({"hook": "topk", "static_graph": True}, "static_graph", "needs its buckets before the first step"),
-        ({"name": "fsdp", "hook": "topk"}, "hook", "it belongs to ddp and zero1"),
         ({"name": "fsdp", "density": 0.1}, "density", "it belongs to ddp and zero1"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_in_the_options_of_a_hook_is_named_with_its_key(
     options: dict[str, Any], key: str, message: str
 ) -> None:
     [(at, text)] = read({"name": "ddp", **options}, nodes=2, procs_per_node=2)[1]
     assert at == f"strategy.{key}"
     assert message in text
-
-
-def test_powersgd_begins_at_once_if_it_remembers_nothing() -> None:
-    options = {"start_powersgd_iter": 0, "warm_start": False, "use_error_feedback": False}
-    assert read({"name": "zero1", "hook": "powersgd", **options})[1] == []
 
 
 def test_an_elastic_run_may_have_a_single_node_with_hsdp_and_memory_allows_offload() -> None:

@@ -23,7 +23,6 @@ from slurmtrain.model.experiment.sweep import (
     packing_problem,
     read_pack,
     read_sweep,
-    varying_keys,
 )
 from slurmtrain.model.experiment.values import Nodes
 
@@ -52,10 +51,6 @@ def test_all_combinations_follow_with_the_last_key_varying_fastest() -> None:
     ]
 
 
-def test_no_sweep_is_one_run_that_sets_nothing() -> None:
-    assert Sweep().expand() == [{}]
-
-
 def test_keys_of_a_zip_vary_together_and_multiply_with_the_others() -> None:
     assert runs({"zip": {"a": [1, 2], "b": "range(5, 7)"}, "c": ["x", "y"]}) == [
         {"a": 1, "b": 5, "c": "x"},
@@ -65,21 +60,9 @@ def test_keys_of_a_zip_vary_together_and_multiply_with_the_others() -> None:
     ]
 
 
-def test_several_zips_multiply() -> None:
-    assert len(runs({"zip": [{"a": [1, 2]}, {"b": [1, 2, 3], "c": [4, 5, 6]}]})) == 6
-
-
-def test_points_are_runs_that_may_set_different_keys() -> None:
-    assert runs({"points": [{"a": 1, "b": 2}, {"a": 3}], "c": [7]}) == [{"a": 1, "b": 2, "c": 7}, {"a": 3, "c": 7}]
-
-
 def test_rules_take_runs_away_and_then_add_some() -> None:
     section = {"a": [1, 2], "b": "linspace(0, 1, 3)", "exclude": [{"a": 1, "b": 0.5}, {"b": 1}], "include": [{"b": 1}]}
     assert runs(section) == [{"a": 1, "b": 0.0}, {"a": 2, "b": 0.0}, {"a": 2, "b": 0.5}, {"b": 1}]
-
-
-def test_included_runs_can_be_all_there_are() -> None:
-    assert runs({"include": [{"a": 1}, {"a": 2}]}) == [{"a": 1}, {"a": 2}]
 
 
 def test_each_value_knows_where_it_is_written() -> None:
@@ -153,18 +136,13 @@ def test_the_number_of_runs_is_known_before_they_are_expanded(
     assert sweep.expand()[0] == sweep.first()
 
 
-def test_only_keys_in_which_runs_differ_vary() -> None:
-    assert varying_keys(read({"a": [1], "b": [1, 2], "include": [{"a": 1, "b": 1, "c": 1}]}).expand()) == ["b", "c"]
-
-
-@pytest.mark.parametrize("section", [[1, 2], "a", 3])
-def test_a_sweep_that_is_no_mapping_is_refused(section: object) -> None:
-    [(key, message)] = mistakes_of(section)
-    assert key == ""
-    assert message.startswith("expected a mapping")
-
-
-@pytest.mark.parametrize("section", [{}, {"zip": None}, {"include": None, "exclude": None}])
+@pytest.mark.parametrize(
+    "section",
+    [
+        {},
+        {"include": None, "exclude": None},
+    ],
+)  # fmt: skip
 def test_a_sweep_that_varies_nothing_is_refused(section: object) -> None:
     [(key, message)] = mistakes_of(section)
     assert key == ""
@@ -175,22 +153,16 @@ def test_a_sweep_that_varies_nothing_is_refused(section: object) -> None:
     ("section", "key", "message"),
     [
         ({"b": []}, "b", "expected a list of at least one value"),
-        ({"b": 1}, "b", "expected a list of at least one value"),
         ({"b": "1,2"}, "b", "expected a list of at least one value"),
-        ({"b": None}, "b", "expected a list of at least one value"),
         ({"b": "range(3, 3)"}, "b", "no values"),
         ({"b": ["range(3)"]}, "b", "write it without brackets"),
         ({"b": [1, 2, 1]}, "b", "occurs twice"),
         ({"params": {"lr": [1, 2]}}, "params", "name the key as a whole: write 'params.lr: [1, 2]'"),
-        ({"b": {"values": [1, 2]}}, "b", "write 'b: [1, 2]'"),
-        ({"b": {"min": 0, "max": 1}}, "b", "write 'b: \"uniform(0, 1)\"'"),
         ({"zip": {"b": [1, 2], "c": [1, 2, 3]}}, "zip", "b has 2, c has 3"),
         ({"zip": [{"b": [1]}, {}]}, "zip.1", "expected a mapping"),
         ({"zip": {"b": "uniform(0, 1)"}, "samples": 2}, "zip.b", "outside of 'zip'"),
-        ({"zip": {"b": []}}, "zip.b", "at least one value"),
         ({"points": [{"b": 1}, {"b": 1}]}, "points.1", "occurs twice"),
         ({"points": {"b": 1}}, "points", "expected a list of mappings"),
-        ({"points": [1]}, "points.0", "expected a mapping"),
         ({"include": [{"b": 1}, {"b": 1}]}, "include.1", "included twice"),
         ({"include": []}, "include", "expected a list of mappings"),
         ({"exclude": [{"c": 1}]}, "exclude.0.c", "does not vary"),
@@ -201,9 +173,8 @@ def test_a_sweep_that_varies_nothing_is_refused(section: object) -> None:
         ({"b": "uniform(0, 1)", "samples": 0}, "samples", "at least 1"),
         ({"b": "uniform(0, 1)", "samples": 2, "seed": "x"}, "seed", "whole number"),
         ({"samples": 3}, "samples", "no key has random values"),
-        ({"seed": 3}, "seed", "no key has random values"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_reported_at_its_key(section: dict[str, Any], key: str, message: str) -> None:
     [(at, why)] = mistakes_of({"a": [1], **section})
     assert at == key
@@ -214,27 +185,19 @@ def test_a_mistake_is_reported_at_its_key(section: dict[str, Any], key: str, mes
     ("section", "runs"),
     [
         ({"params.lr": {"range": [0, 71]}}, 71),
-        ({"params.lr": {"range": 3}}, 3),
         ({"params.lr": {"linspace": [0, 1, 5]}}, 5),
         ({"params.lr": {"choice": ["relu", "gelu", True]}}, 3),
+        ({"params.lr": {"uniform": [0, 1]}}, 20),
         ({"params.lr": {"values": [1, 2]}}, 2),
-        ({"params.lr": {"value": "a b"}}, 1),
-        ({"params.lr": {"min": 0, "max": 1}}, 20),
-        ({"params.lr": {"min": 0, "max": 1}, "samples": 7}, 7),
-        ({"params.lr": {"distribution": "log_uniform_values", "min": 1e-5, "max": 0.1}}, 20),
-        ({"params.lr": {"start": 0, "stop": 10}}, 20),
         ({"params.lr": {"foo": 3}}, 2),
         ({"params.lr": 0.1}, 1),
-        ({"params.lr": True}, 1),
         ({"params.lr": "0.1,0.3,1"}, 3),
         ({"params.lr": None}, 2),
-        ({"params.lr": []}, 2),
-        ({"params.lr": {}}, 2),
         ({"params.lr": "uniform(0, 1)"}, 20),
         ({"params": {"lr": [1, 2, 3]}}, 3),
         ({"params": {"model": {"depth": [1, 2, 3]}}}, 3),
     ],
-)
+)  # fmt: skip
 def test_what_is_written_instead_of_another_form_is_accepted(section: dict[str, Any], runs: int) -> None:
     def check(key: str) -> None:
         if key not in ("params", "params.lr", "params.model", "params.model.depth"):
@@ -306,15 +269,11 @@ def test_a_pack_is_a_number_of_runs_or_a_mapping(value: Any, pack: Pack | None) 
     ("value", "at", "message"),
     [
         (1, ("pack",), "of at least 2, found 1"),
-        (-1, ("pack",), "of at least 2, found -1"),
-        (True, ("pack",), "found true/false"),
         ([2], ("pack",), "expected a section"),
         ({}, ("pack", "runs"), "this key is required"),
         ({"runs": "4"}, ("pack", "runs"), "found text"),
-        ({"runs": 4, "share_gpu": "yes"}, ("pack", "share_gpu"), "expected true or false"),
-        ({"runs": 4, "share_gpus": True}, ("pack", "share_gpus"), "did you mean 'share_gpu'?"),
     ],
-)
+)  # fmt: skip
 def test_another_value_is_a_mistake_at_its_place(value: Any, at: KeyPath, message: str) -> None:
     _, mistakes = pack_of(value)
     assert [place for place, _ in mistakes] == [at]
@@ -334,11 +293,10 @@ def test_fewer_runs_at_once_than_share_a_job_are_a_mistake() -> None:
         (SMALL, Pack(2), {}, ""),
         (SMALL, Pack(2, share_gpu=True), {"gres": "gpu:a100:1"}, ""),
         (ResourcesSpec(nodes=Nodes(2, 2)), Pack(2), {}, "resources.nodes"),
-        (ResourcesSpec(spares=1), Pack(2), {}, "resources.nodes"),
         (ResourcesSpec(), Pack(2, share_gpu=True), {}, "resources.gpus_per_node"),
         (SMALL, Pack(2), {"gres": "gpu:a100:1"}, "slurm.gres"),
     ],
-)
+)  # fmt: skip
 def test_runs_that_cannot_share_a_job_are_refused_by_the_name_of_a_key(
     resources: ResourcesSpec, pack: Pack, slurm: dict[str, str], problem: str
 ) -> None:

@@ -38,29 +38,16 @@ def drawn(text: str) -> RandomValues:
         ("range(5)", [0, 1, 2, 3, 4]),
         (" range( 1 ,10, 2 ) ", [1, 3, 5, 7, 9]),
         ("range(5, 0, -2)", [5, 3, 1]),
-        ("range(-2, 1)", [-2, -1, 0]),
         ("linspace(0, 1, 5)", [0.0, 0.25, 0.5, 0.75, 1.0]),
         # In binary arithmetic the fourth would be 0.30000000000000004.
         ("linspace(0, 1, 11)", [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]),
-        ("linspace(1, -1, 3)", [1.0, 0.0, -1.0]),
         ("linspace(2, 3, 1)", [2.0]),
         ("logspace(1e-4, 1e-1, 4)", [1e-4, 1e-3, 1e-2, 1e-1]),
-        ("logspace(1000, 1, 4)", [1000.0, 100.0, 10.0, 1.0]),
     ],
-)
+)  # fmt: skip
 def test_a_function_lists_its_values(text: str, values: list[Any]) -> None:
     assert listed(text) == values
     assert [type(value) for value in listed(text)] == [type(value) for value in values]
-
-
-@given(st.integers(-50, 50), st.integers(-50, 50), st.integers(-9, 9).filter(bool))
-def test_a_range_is_that_of_python(start: int, stop: int, step: int) -> None:
-    expected = list(range(start, stop, step))
-    if expected:
-        assert listed(f"range({start}, {stop}, {step})") == expected
-    else:
-        with pytest.raises(ValueError, match="no values"):
-            read_expression(f"range({start}, {stop}, {step})")
 
 
 @given(st.floats(-1e300, 1e300), st.floats(-1e300, 1e300), st.integers(2, 20))
@@ -68,13 +55,6 @@ def test_linspace_begins_and_ends_where_it_says(first: float, last: float, count
     if first != last:
         values = listed(f"linspace({first!r}, {last!r}, {count})")
         assert (values[0], values[-1], len(values)) == (first, last, count)
-
-
-def test_a_huge_range_is_counted_without_being_listed() -> None:
-    values = read_expression("range(0, 900000000000000000)")
-    assert isinstance(values, ListedValues)
-    assert values.count == 9 * 10**17
-    assert values.at(10**15) == 10**15
 
 
 @pytest.mark.parametrize(
@@ -102,19 +82,13 @@ def test_a_random_value_is_in_its_interval(part: float, low: float, high: float)
     [
         ("range(0, 5, 0)", "step 0"),
         ("range(5, 1)", "no values"),
-        ("range(1.5)", "whole numbers"),
         ("range()", "expected range"),
-        ("range(1, 2, 3, 4)", "expected range"),
-        ("range((3))", "expected range"),
         ("linspace(0, nan, 3)", "expected linspace"),
-        ("linspace(0, inf, 3)", "expected linspace"),
         ("linspace(0, 1e999, 3)", "too large"),
         ("linspace(0, 1, 0)", "at least 1"),
         ("linspace(1, 1, 3)", "3 identical values"),
         ("logspace(0, 1, 3)", "positive"),
-        ("loguniform(-1, 1)", "positive"),
         ("uniform(1, 1)", "larger than the first"),
-        ("uniform(1)", "expected uniform"),
         ("choice()", "expected choice"),
         ("choice(a,,b)", "expected choice"),
         ("choice(a, b, a)", "occurs twice"),
@@ -122,7 +96,7 @@ def test_a_random_value_is_in_its_interval(part: float, low: float, high: float)
         ("rang(3)", "did you mean 'range'"),
         ("1, 2", "expected a list"),
     ],
-)
+)  # fmt: skip
 def test_what_cannot_be_meant_is_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("(", r"\(")):
         read_expression(text)
@@ -172,12 +146,6 @@ def test_a_search_is_the_same_after_it_was_written_as_json() -> None:
     assert SearchSpec.from_dict(json.loads(json.dumps(sweep.search.to_dict()))) == sweep.search
 
 
-def test_parallel_of_the_sweep_is_that_of_its_search() -> None:
-    sweep, _ = read({**LR, "parallel": 3, "search": SEARCH})
-    assert sweep.search is not None
-    assert sweep.search.parallel == 3
-
-
 @pytest.mark.parametrize(
     ("section", "key", "message"),
     [
@@ -185,12 +153,8 @@ def test_parallel_of_the_sweep_is_that_of_its_search() -> None:
         ({**LR, "search": {**SEARCH, "trials": 10_001}}, "search.trials", "from 1 to 10000, found 10001: sweep_max"),
         ({**LR, "search": {**SEARCH, "parallel": 21}}, "search.parallel", "21 at once are more than the 20 trials"),
         ({**LR, "search": {"mode": "min", "trials": 2}}, "search.metric", "this key is required"),
-        ({**LR, "search": {**SEARCH, "mode": "mim"}}, "search.mode", "did you mean 'min'"),
-        ({**LR, "search": {**SEARCH, "sampler": "tpx"}}, "search.sampler", "did you mean 'tpe'"),
-        ({**LR, "search": {**SEARCH, "pruner": {"medain": {}}}}, "search.pruner", "did you mean 'median'"),
         ({**LR, "search": {**SEARCH, "pruner": {"median": 5}}}, "search.pruner", "a mapping from one to its settings"),
         ({**LR, "search": {**SEARCH, "sampler": {"tpe": {}, "random": {}}}}, "search.sampler", "expected one of"),
-        ({**LR, "search": {**SEARCH, "trails": 2}}, "search.trails", "did you mean 'trials'"),
         ({**LR, "search": "tpe"}, "search", "expected a mapping"),
         ({"search": SEARCH}, "search", "there is nothing to search"),
         ({**LR, "samples": 3, "search": SEARCH}, "samples", "cannot be combined with 'search'"),
@@ -198,7 +162,7 @@ def test_parallel_of_the_sweep_is_that_of_its_search() -> None:
         ({**LR, "zip": {"a": [1]}, "search": SEARCH}, "zip", "cannot be combined with 'search'"),
         ({"params.lr": "loguniform(0, 1)", "search": SEARCH}, "params.lr", "a logarithmic scale has positive ends"),
     ],
-)
+)  # fmt: skip
 def test_a_mistake_is_reported_at_its_key(section: dict[str, Any], key: str, message: str) -> None:
     _, mistakes = read(section)
     assert any(at == key and message in text for at, text in mistakes), mistakes

@@ -29,17 +29,11 @@ def test_a_password_in_a_url_is_seen_and_replaced(text: str, shown: str) -> None
 @pytest.mark.parametrize(
     "text",
     [
-        "http://h:5000/a@b",
-        "http://h:5000",
-        "http://[::1]:5000/a@b",
-        "git+https://ann@h/x@main",
-        "http://h:5000, or mail to a@b",
-        "postgresql://ann:$PGPASSWORD@h/db",
-        "ann:hunter2@h",
-        "s3://bucket/run:12/x",
+        "http://h:5000/a@b", "http://h:5000", "http://[::1]:5000/a@b", "git+https://ann@h/x@main",
+        "http://h:5000, or mail to a@b", "postgresql://ann:$PGPASSWORD@h/db", "ann:hunter2@h", "s3://bucket/run:12/x",
         "http://h/?page=2&token_count=3",
     ],
-)
+)  # fmt: skip
 def test_other_texts_have_none(text: str) -> None:
     assert not has_url_password(text)
     assert without_url_passwords(text) == text
@@ -63,8 +57,11 @@ def test_a_tracking_uri_with_a_password_is_refused_with_what_to_write_instead(ur
 
 
 @pytest.mark.parametrize(
-    "uri", ["http://h:5000", "postgresql://ann@h/db", "sqlite:////home/ann/mlflow.db", "databricks"]
-)
+    "uri",
+    [
+        "http://h:5000", "postgresql://ann@h/db", "sqlite:////home/ann/mlflow.db", "databricks",
+    ],
+)  # fmt: skip
 def test_a_tracking_uri_without_one_is_accepted(uri: str) -> None:
     check_tracking_uri(uri)
 

@@ -107,24 +107,19 @@ class _Layers:
         if len(self.documents) >= _MOST_FILES:
             raise ValueError(f"a spec may consist of at most {_MOST_FILES} files")
         try:
-            document = parse_yaml(_read_base(path, name), str(path))
+            with os.fdopen(open_regular(follow_links(path)), "rb") as file:
+                document = parse_yaml(decode_text(file.read(), path), str(path))
         except SpecError as error:
             # It names the base, and its line.
             self.mistakes += error.mistakes
             return
+        except (FileNotFoundError, NotADirectoryError):
+            near = suggestion(path.name, [each.name for each in path.parent.glob("*.y*ml")])
+            raise PathError(f"there is no {name} ({path}){near}") from None
+        except OSError as error:
+            raise PathError(f"{path} cannot be read: {describe_os_error(error)}") from error
         self.bases.append(path)
         self.add(document, path.parent, (*chain, resolved))
-
-
-def _read_base(path: Path, name: str) -> str:
-    try:
-        with os.fdopen(open_regular(follow_links(path)), "rb") as file:
-            return decode_text(file.read(), path)
-    except (FileNotFoundError, NotADirectoryError):
-        near = suggestion(path.name, [each.name for each in path.parent.glob("*.y*ml")])
-        raise PathError(f"there is no {name} ({path}){near}") from None
-    except OSError as error:
-        raise PathError(f"{path} cannot be read: {describe_os_error(error)}") from error
 
 
 def merge_documents(documents: Sequence[YamlDocument]) -> YamlDocument:

@@ -216,7 +216,19 @@ class Mistakes:
 
     def add(self, path: KeyPath, message: str) -> None:
         """Add a mistake at a key, unless another run of the sweep has it already, or its value cannot even be read."""
-        where = self._locate(path)
+        key_path, in_sweep = path, path[:1] == ("sweep",)
+        for key, swept in () if in_sweep else self._point.items():
+            if _are_nested(path, tuple(key.split("."))):
+                key_path, in_sweep = ("sweep", *swept.at), True
+                break
+        if path == ("sweep",) and self._swept:
+            where = "command line (--sweep)"
+        elif in_sweep:
+            varied = self._swept.get(key_path[1]) if len(key_path) > 1 else None
+            where = f"command line ({varied.text})" if varied else self._document.place_of(key_path)
+        else:
+            override = next((each for each in self._overrides if _are_nested(path, each.path)), None)
+            where = f"command line ({override.text})" if override else self._document.place_of(path)
         key = "" if where.startswith("command line") and path[:1] == ("sweep",) else ".".join(path)
         mistake = Mistake(where, key, without_url_passwords(message))
         unread = any((where, mistake.key) == (other.where, other.key) for other in self._document.mistakes)
@@ -242,20 +254,6 @@ class Mistakes:
             return True, True, "", 0
         file, _, line = mistake.where.rpartition(":")
         return False, file != self._document.name, file, int(line)
-
-    def _locate(self, path: KeyPath) -> str:
-        if path == ("sweep",) and self._swept:
-            return "command line (--sweep)"
-        in_sweep = path[:1] == ("sweep",)
-        for key, swept in self._point.items():
-            if not in_sweep and _are_nested(path, tuple(key.split("."))):
-                path, in_sweep = ("sweep", *swept.at), True
-        if in_sweep and path[1:2] and path[1] in self._swept:
-            return f"command line ({self._swept[path[1]].text})"
-        for override in () if in_sweep else self._overrides:
-            if _are_nested(path, override.path):
-                return f"command line ({override.text})"
-        return self._document.place_of(path)
 
 
 def _are_nested(path: KeyPath, other: KeyPath) -> bool:

@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Annotated, Any, ClassVar
 
 from slurmtrain.model.experiment.kinds import (
@@ -278,14 +279,6 @@ _LONGEST_LEAD_S = 65535
 EXIT_ZERO = ("auto", "completed")
 
 
-def _read_lead(value: object) -> int:
-    """``requeue.lead``, in seconds. Raises ValueError."""
-    seconds = parse_span(value)
-    if seconds > _LONGEST_LEAD_S:
-        raise ValueError(f"Slurm takes at most {_LONGEST_LEAD_S}s, found {value!r}")
-    return seconds
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueSpec:
     """What happens to an interrupted run. Preemptions and, while it makes progress, time limits use up no budget."""
@@ -305,7 +298,9 @@ class RequeueSpec:
     """Seconds without a finished step that count as a hang; null: ten times the median step, at least a minute."""
     signal: Annotated[str, choice("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")] = "SIGTERM"
     """The signal that asks a script without `slurmtrain.session()` to save and exit."""
-    lead: Annotated[int, Scalar("time such as `300s`", _read_lead, write_duration)] | None = None
+    lead: (
+        Annotated[int, Scalar("time such as `300s`", partial(parse_span, most=_LONGEST_LEAD_S), write_duration)] | None
+    ) = None
     """How long before the time limit ranks are asked to stop; null: 90 s on a cluster and 30 s on this machine, a tenth
     of a short limit, and longer if saving is known to take longer."""
     oom: OomSpec | None = None

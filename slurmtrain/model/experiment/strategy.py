@@ -27,6 +27,7 @@ from slurmtrain.model.experiment.kinds import (
     keys_of,
     suggestion,
     text,
+    whole_number,
 )
 from slurmtrain.model.experiment.launcher import NodeRanks
 
@@ -125,13 +126,10 @@ class ActivationCheckpointing:
 REST = -1
 
 
-def _read_size(value: object) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or (value < 1 and value != REST):
-        raise ValueError(f"expected a whole number of at least 1, or {REST} for the rest, found {value!r}")
-    return value
-
-
-MeshSize = Annotated[int, Scalar(f"whole number of at least 1, or {REST}", _read_size)]
+_SIZE = whole_number(1, why=f"or {REST} for the rest")
+MeshSize = Annotated[
+    int, Scalar(f"{_SIZE.text}, or {REST}", lambda value: REST if value == REST else _SIZE.parse(value))
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -65,19 +65,26 @@ def parse_duration(value: object) -> int:
 _SPAN = re.compile(r"(\d{1,6})\s*([smh])")
 
 
-def parse_span(value: object) -> int:
-    """Seconds from ``90s``, ``10m`` or ``2h``, or from what :func:`parse_duration` reads. Raises ValueError."""
+def parse_span(value: object, most: int | None = None) -> int:
+    """Seconds from ``90s``, ``10m`` or ``2h``, or from what :func:`parse_duration` reads. Raises ValueError.
+
+    Args:
+        value: The value.
+        most: How many there may be; None: any number.
+    """
     match = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is None:
+    if match is not None:
+        seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+    else:
         try:
-            return parse_duration(value)
+            seconds = parse_duration(value)
         except ValueError:
-            raise ValueError(
-                f"expected a time, found {type_name(value)} ({value!r}); write for example 90s, 10m or 2h"
-            ) from None
-    seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
+            cure = "write for example 90s, 10m or 2h"
+            raise ValueError(f"expected a time, found {type_name(value)} ({value!r}); {cure}") from None
     if seconds <= 0:
         raise ValueError(f"expected a time above zero, found {value!r}")
+    if most is not None and seconds > most:
+        raise ValueError(f"expected at most {most}s, found {value!r}")
     return seconds
 
 

@@ -66,7 +66,7 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
         ("fsdp", {"mixed": True}, "resources", "with 'strategy: ddp' or 'zero1'"),
         ({"hook": "powersgd"}, {"mixed": True}, "resources", "with 'hook: powersgd' they wait for others"),
         ({"static_graph": True}, {"mixed": True}, "resources", "different numbers of microbatches"),
-        ({"mesh": {"tp": 0}}, {}, "strategy.mesh.tp", "expected a whole number of at least 1, or -1 for the rest"),
+        ({"mesh": {"tp": 0}}, {}, "strategy.mesh.tp", "of at least 1, found 0: or -1 for the rest"),
         ({"mesh": {"dp": -1, "tp": -1}}, {}, "strategy.mesh.tp", "only one size can be -1: the rest"),
         ({"mesh": {"dp": 2, "tp": 3}}, {"nodes": 4}, "strategy", "'mesh': dp 2 x tp 3 are not 4 processes"),
         ({"mesh": {"tp": 3}}, {"nodes": 4}, "strategy", "'mesh': tp 3 do not divide 4 processes"),

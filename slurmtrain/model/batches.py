@@ -110,6 +110,7 @@ def divide(size: int, shares: Sequence[int]) -> tuple[int, ...]:
     ranks = len(shares)
     if size < ranks:
         return tuple(int(rank < size) for rank in range(ranks))
+    # A sample of each rank is set aside, so that rounding leaves none without.
     spare = [share - 1 for share in shares]
     weights = spare if any(spare) else shares
     bounds = [(size - ranks) * sum_before // sum(weights) for sum_before in accumulate(weights, initial=0)]

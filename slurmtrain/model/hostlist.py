@@ -68,6 +68,7 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
             raise ValueError(f"{host!r} cannot be a node's name")
         match = _TRAILING_NUMBER.fullmatch(host)
         assert match is not None
+        # The digits as text: n1 and n01 are two nodes.
         numbers.setdefault(match[1], []).append(match[2])
     items = []
     for prefix, suffixes in sorted(numbers.items()):

@@ -118,6 +118,7 @@ class _Layers:
             raise PathError(f"there is no {name} ({path}){near}") from None
         except OSError as error:
             raise PathError(f"{path} cannot be read: {describe_os_error(error)}") from error
+        # Its own bases come before it: what extends a file is merged over it.
         self.bases.append(path)
         self.add(document, path.parent, (*chain, resolved))
 

@@ -372,6 +372,7 @@ def _plan_all(
         if planned is not None:
             varies = {key: recorded_value(key, values[key]) for key in varying if key in values}
             runs.append(replace(planned, varies=varies, point=point))
+    # After all runs, whose resources and options may be swept.
     _check_together(runs, sweep, mistakes)
     mistakes.raise_if_any()
     return tuple(runs), sweep, SpecInputs(document, overrides, swept)

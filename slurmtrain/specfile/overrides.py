@@ -231,6 +231,7 @@ class Mistakes:
             where = f"command line ({override.text})" if override else self._document.place_of(path)
         key = "" if where.startswith("command line") and path[:1] == ("sweep",) else ".".join(path)
         mistake = Mistake(where, key, without_url_passwords(message))
+        # A value that is not YAML is told by its document, and is None here.
         unread = any((where, mistake.key) == (other.where, other.key) for other in self._document.mistakes)
         if not unread and mistake not in self._mistakes:
             self._mistakes.append(mistake)

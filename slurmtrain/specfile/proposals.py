@@ -66,6 +66,7 @@ class Proposals:
         """The message about a mistake at a key, with what to write instead."""
         if _NAMED.search(message) or not self._left:
             return message
+        # Also where nothing is found: trying is what takes the time.
         self._left -= 1
         before = _mistakes_in(self._spec)
 

@@ -171,6 +171,7 @@ def creation_order(after: Mapping[int, Sequence[int]]) -> list[int]:
     order: list[int] = []
     ready = list(sorter.get_ready())
     while ready:
+        # The smallest number first: specs that do not depend on each other keep their order.
         ready.sort()
         first = ready.pop(0)
         order.append(first)

@@ -126,6 +126,7 @@ def may_appear_later(name: str, held: Collection[str]) -> bool:
         name: Of a file or directory.
         held: The names that the snapshot holds, and that were there, in the same directory.
     """
+    # Python prefers a package and a compiled module to a file of the same stem.
     stem, suffix = posixpath.splitext(name)
     return belongs_beside(name) and suffix not in _CODE and stem not in {posixpath.splitext(other)[0] for other in held}
 

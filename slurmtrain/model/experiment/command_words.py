@@ -81,6 +81,7 @@ def paths_written(words: Sequence[str]) -> Iterator[NamedPath]:
     """The paths under which a command seems to keep its results. ``words``: as in :func:`paths_read`."""
     for option, value in _arguments_of(words):
         name, parts = option.lstrip("-").replace("-", "_").lower(), _name_parts(option)
+        # An option such as --save_steps has a word for results, and names no place.
         is_place = len(parts) > 1 and _PLACES.fullmatch(parts[-1]) and any(map(_KEPT.fullmatch, parts[:-1]))
         if (name in _WHOLE or is_place) and not _NO_PATH.search(value) and not _NO_PLACE.fullmatch(value):
             yield NamedPath(option, value)

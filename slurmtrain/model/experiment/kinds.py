@@ -379,6 +379,7 @@ class Section:
         plain: dict[str, Any] = {}
         for name, key in keys_of(self.cls).items():
             inside = getattr(value, name)
+            # Most keys have their default, whose plain form is made once for all specs.
             plain[name] = defaults[name] if inside is key.field.default else key.kind.write(inside)
         return plain
 

@@ -338,6 +338,7 @@ def _contradicting_options(launched: _Launched, ranks: NodeRanks) -> Iterator[st
 @lru_cache(maxsize=64)  # asked several times for each run of a sweep
 def _find(command: str) -> _Launched | None:
     """The known launcher that a command starts with, also behind ``env NAME=VALUE``; None if there is none for sure."""
+    # Behind options of env, such as -u, the program cannot be told for sure: its words are left as they are.
     words = _split(command)
     end = len(words) - len(command_without_env(words)) + 1
     program, name = words[end - 1].rpartition("/")[2] if end <= len(words) else "", ""

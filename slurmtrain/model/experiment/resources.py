@@ -320,6 +320,7 @@ class ResourcesSpec:
 
     def __post_init__(self) -> None:
         # A number of nodes that cannot be read is None, and is reported already.
+        # A plan has the sum written out, and is read back.
         if self.components and self.nodes == Nodes(1, 1):
             total = sum(component.nodes or 0 for component in self.components)
             object.__setattr__(self, "nodes", Nodes(total, total))

@@ -409,6 +409,7 @@ def repeated_options(slurm: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     named = [key for key, value in slurm.items() if key not in _LISTS and value is not None and value is not False]
     for entry in (*named, *listed):
         name = _name_and_value(entry)[0] if entry.startswith("--") else canonical_option(entry)
+        # The same entry twice, as in two lists of a merged spec, contradicts nothing.
         if first.setdefault(name, entry) != entry:
             yield first[name], entry
 

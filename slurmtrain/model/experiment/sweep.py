@@ -435,6 +435,7 @@ def _draw_runs(keys: Mapping[str, RandomValues], samples: int, seed: int) -> Ite
     digests = {key: hashlib.sha256(f"{seed} {key}".encode()).digest() for key in keys}
     streams = {key: Random(int.from_bytes(digest, "big")) for key, digest in digests.items()}  # noqa: S311 (no secret)
     earlier: set[str] = set()
+    # More are drawn than are asked for, since values of a choice repeat.
     for attempt in itertools.count():
         values = {key: drawn.draw(streams[key].random()) for key, drawn in keys.items()}
         if repr(values) not in earlier or attempt > _TRIES * samples:

@@ -45,6 +45,7 @@ def parse_duration(value: object) -> int:
             raise ValueError(
                 f"{value} is what YAML makes of an unquoted 12:00:00 (a sexagesimal number); {_WRITE_TIME}"
             )
+        # As for sbatch --time, a bare number is minutes.
         seconds = value * 60
     else:
         match = _DURATION.fullmatch(value.strip())

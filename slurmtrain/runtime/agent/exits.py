@@ -208,18 +208,28 @@ class MemoryEvents:
 
 def memory_events(root: Path = _ROOT) -> MemoryEvents:
     """What the kernel counts now for the cgroup of this process. ``root`` replaces ``/`` in tests."""
-    cgroup = _memory_cgroup(root)
-    if cgroup is not None:
-        folders, names = cgroup
-        kills = _count(folders[0] / names.events, "oom_kill")
-        limits = [
-            limit
-            for folder in folders
-            if (limit := unsigned_number(_read_text(folder / names.limit).strip())) is not None
-        ]
-        limit = min(limits, default=_NO_LIMIT)
-        if kills is not None:
-            return MemoryEvents(kills=kills, limit_bytes=limit if limit < _NO_LIMIT else None)
+    mounts = _mounts(_read_text(root / "proc/self/mountinfo"))
+    # Version 1 first: if both are mounted, version 2 ("0::") usually has no memory controller.
+    for line in sorted(_read_text(root / "proc/self/cgroup").splitlines(), key=lambda line: line.startswith("0::")):
+        _, _, rest = line.partition(":")
+        controllers, _, path = rest.partition(":")
+        # Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst in the kernel's sources.
+        if "memory" in controllers.split(","):
+            kind, events, limit = "memory", "memory.oom_control", "memory.limit_in_bytes"
+        elif line.startswith("0::"):
+            kind, events, limit = "cgroup2", "memory.events", "memory.max"
+        else:
+            continue
+        if kind not in mounts:
+            continue
+        # The limits of all of them apply: Slurm creates one each for a job, a step and a task.
+        folders = _folders(root, *mounts[kind], path)
+        kills = _count(folders[0] / events, "oom_kill")
+        if kills is None:
+            break
+        limits = [unsigned_number(_read_text(folder / limit).strip()) for folder in folders]
+        least = min((each for each in limits if each is not None), default=_NO_LIMIT)
+        return MemoryEvents(kills=kills, limit_bytes=least if least < _NO_LIMIT else None)
     return MemoryEvents(kills=_count(root / "proc/vmstat", "oom_kill"), own=False)
 
 
@@ -254,40 +264,6 @@ def _records(log: Path) -> Iterator[tuple[int, str]]:
 
 
 # --- cgroups ----------------------------------------------------------------------------------------------------------
-@dataclass(frozen=True, slots=True)
-class _Names:
-    """Files of a memory cgroup."""
-
-    events: str
-    limit: str
-
-
-# Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst in the kernel's sources.
-_V1 = _Names("memory.oom_control", "memory.limit_in_bytes")
-_V2 = _Names("memory.events", "memory.max")
-
-
-def _memory_cgroup(root: Path) -> tuple[list[Path], _Names] | None:
-    """The directories of this process's memory cgroup and its ancestors, innermost first; None if it has none.
-
-    The limits of all of them apply. Slurm creates one each for a job, a step and a task.
-    """
-    mounts = _mounts(_read_text(root / "proc/self/mountinfo"))
-    # Version 1 first: if both are mounted, version 2 ("0::") usually has no memory controller.
-    for line in sorted(_read_text(root / "proc/self/cgroup").splitlines(), key=lambda line: line.startswith("0::")):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        if "memory" in controllers.split(","):
-            kind, names = "memory", _V1
-        elif line.startswith("0::"):
-            kind, names = "cgroup2", _V2
-        else:
-            continue
-        if kind in mounts:
-            return _folders(root, *mounts[kind], path), names
-    return None
-
-
 def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
     """Root and mount point of version 2 (``cgroup2``) and of version 1's ``memory`` (proc_pid_mountinfo(5))."""
     mounts: dict[str, tuple[str, str]] = {}

@@ -24,20 +24,18 @@ _LOOK_S = 1.0
 _SUSPENDED_S = 5.0
 
 
-@dataclass(frozen=True, slots=True)
-class Hang:
-    """Ranks that have made no progress for too long.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Suspicion:
+    """Ranks of a node have made no progress for too long.
 
-    ``limit_s``: the limit of the first rank that exceeded its own, in seconds. ``most_s``: the longest limit that it
-    can get. ``over``: the global ranks that exceeded theirs. ``beats``: the last heartbeat of each rank of this node,
-    by global rank. ``idle_s``: seconds since then.
+    ``node``: this node. ``why``: which ranks finished no step, and for how long. ``limit_s``: the limit that the first
+    of them has exceeded; ``most_s``: the longest that it may become.
     """
 
+    node: int
+    why: str
     limit_s: float
     most_s: float
-    over: tuple[int, ...]
-    beats: dict[int, Beat]
-    idle_s: dict[int, float]
 
 
 class Watchdog:
@@ -48,15 +46,18 @@ class Watchdog:
         board: Board,
         ranks: Sequence[int],
         hang_after: float | None,
+        node: int,
         now: Callable[[], float] = time.monotonic,
     ) -> None:
         """Watch ``ranks``, the global ranks by local rank, whose heartbeats are on ``board``.
 
-        ``hang_after``: seconds, from the spec; None: judged by their step times. ``now``: the monotonic clock.
+        ``hang_after``: seconds, from the spec; None: judged by their step times. ``node``: this one. ``now``: the monotonic
+        clock.
         """
         self._board = board
         self._ranks = tuple(ranks)
         self._hang_after = hang_after
+        self._node = node
         self._now = now
         self._looked = self._since = self._excused_at = now()
         self._times = 1.0
@@ -64,8 +65,8 @@ class Watchdog:
         self._finished = 0
         self._steps_s: deque[float] = deque(maxlen=_KEPT)
 
-    def look(self) -> Hang | None:
-        """The hang, if ranks hang; else None. Costs next to nothing when called more than once a second."""
+    def look(self) -> Suspicion | None:
+        """A suspicion, if ranks seem to hang; else None. Costs next to nothing when called more than once a second."""
         now = self._now()
         if now - self._looked < _LOOK_S:
             return None
@@ -79,7 +80,14 @@ class Watchdog:
         if steps_s and finished != self._finished:
             self._steps_s.append(statistics.median(steps_s))
         self._finished = finished
-        return self._judge()
+        idle_s = self._idle()
+        over = {rank: limits for rank, limits in self._limits().items() if idle_s[rank] > limits[0]}
+        if not over:
+            return None
+        limit_s, most_s = next(iter(over.values()))
+        ranks = f"rank{'s' if len(over) > 1 else ''} {', '.join(map(str, over))}"
+        why = f"{ranks} finished no step for {limit_s:.0f} s"
+        return Suspicion(node=self._node, why=why, limit_s=limit_s, most_s=most_s)
 
     def raise_limits(self) -> None:
         """From now on, ranks may take twice as long, but no longer than :func:`longest_limit` allows."""
@@ -135,20 +143,6 @@ class Watchdog:
             for rank, beat in zip(self._ranks, self._beats, strict=False)
         }
 
-    def _judge(self) -> Hang | None:
-        idle_s = self._idle()
-        over = {rank: limits for rank, limits in self._limits().items() if idle_s[rank] > limits[0]}
-        if not over:
-            return None
-        limit_s, most_s = next(iter(over.values()))
-        return Hang(
-            limit_s=limit_s,
-            most_s=most_s,
-            over=tuple(over),
-            beats=dict(zip(self._ranks, self._beats, strict=True)),
-            idle_s=idle_s,
-        )
-
 
 class SuspensionWatch:
     """Notices that all processes of the job were stopped for a while, this agent among them.
@@ -203,20 +197,6 @@ _ASK_S = 1.0
 _PATIENCE_S = 20.0
 # How much longer other nodes wait for its verdict.
 _MARGIN_S = 5.0
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Suspicion:
-    """Why a node asks.
-
-    ``node``: this node. ``why``: which ranks finished no step, and for how long. ``limit_s``: the limit that they
-    exceeded; ``most_s``: the longest that it may become.
-    """
-
-    node: int
-    why: str
-    limit_s: float
-    most_s: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,7 +20,7 @@ from slurmtrain.model.run.events.agent_events import (
     RanksResumed,
     StragglerDetected,
 )
-from slurmtrain.runtime.agent.hang_watch import HangInquiry, HangVerdict, Suspicion, Watchdog
+from slurmtrain.runtime.agent.hang_watch import HangInquiry, HangVerdict, Watchdog
 from slurmtrain.runtime.agent.node_notes import LogSizes
 from slurmtrain.runtime.agent.workers import RankPlacement
 from slurmtrain.runtime.job import stacks
@@ -58,7 +58,7 @@ class RankMonitor:
         spec = placement.spec
         self._placement = placement
         self._own_ranks = placement.own_ranks
-        self._watchdog = Watchdog(board, self._own_ranks, spec.requeue.hang_after)
+        self._watchdog = Watchdog(board, self._own_ranks, spec.requeue.hang_after, placement.node)
         self._board = board
         self._control = control
         self._journal = journal
@@ -87,15 +87,12 @@ class RankMonitor:
         """A request to stop because a rank hangs, if one does. Call it repeatedly: it also compares speeds."""
         self._log_sizes.note()
         self._separation.look(self._started)
-        hang = self._watchdog.look()
+        suspicion = self._watchdog.look()
         self._measure_slow_ranks()
         self._announce_pauses()
-        suspicion = None
         # If a pause excuses ranks, they are judged anew at the next look.
-        if hang is not None and not self._watchdog.excuse(self._last_pause()):
-            ranks = f"rank{'s' if len(hang.over) > 1 else ''} {', '.join(map(str, hang.over))}"
-            why = f"{ranks} finished no step for {hang.limit_s:.0f} s"
-            suspicion = Suspicion(node=self._placement.node, why=why, limit_s=hang.limit_s, most_s=hang.most_s)
+        if suspicion is not None and self._watchdog.excuse(self._last_pause()):
+            suspicion = None
         verdict = self._inquiry.advance(suspicion)
         if verdict is not None and verdict.hangs:
             suspicion = verdict.suspicion

@@ -25,7 +25,7 @@ from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, dec
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.agent.exits import RankExits
 from slurmtrain.runtime.agent.job_query import JobQuery
-from slurmtrain.runtime.agent.node_round import Begin, RoundConfig
+from slurmtrain.runtime.agent.node_round import Begin, Context, RoundConfig
 from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.workers import RankPlacement, Workers
 from slurmtrain.runtime.job.heartbeat import Pulse
@@ -33,7 +33,6 @@ from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.peer_store import MessageStore
 from slurmtrain.runtime.preflight.ports import reserve
-from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 
 # What ranks of a node do in a round: end on their own, fail, wait for a request to stop, the same but then exit with 0,
@@ -105,19 +104,17 @@ class Ranks(Workers):
         self,
         placement: RankPlacement,
         _argv: Sequence[str],
-        directory: DeletionWatch,
-        control: ControlStore,
-        flag: StopFlag,
+        context: Context,
         supervisor: Any,
     ) -> None:
         self.request: StopRequest | None = None
         self.placement = self._placement = placement
         self._stop_signal = signal.SIGTERM
-        self._control = control
-        self._flag = flag
+        self._control = context.control
+        self._flag = context.host.flag
         self._supervisor = supervisor
         self._exits = RankExits(placement.attempt)
-        self._directory = directory
+        self._directory = context.directory
         self._first = placement.place
         number, node = placement.attempt.round, placement.node
         self.behaviour = self.world.script.get((number, node), COMPLETE)

@@ -51,8 +51,8 @@ class Watchdog:
     ) -> None:
         """Watch ``ranks``, the global ranks by local rank, whose heartbeats are on ``board``.
 
-        ``hang_after``: seconds, from the spec; None: judged by their step times. ``node``: this one. ``now``: the monotonic
-        clock.
+        ``hang_after``: seconds, from the spec; None: judged by their step times. ``node``: this one. ``now``: the
+        monotonic clock.
         """
         self._board = board
         self._ranks = tuple(ranks)

@@ -207,7 +207,7 @@ class Round:
             lambda: context.host.prepare_ranks(self._placement, self._begin, context.board.path)
         )
         kernel = KernelState.now()
-        workers = Workers(self._placement, argv, context.directory, context.control, context.host.flag, self)
+        workers = Workers(self._placement, argv, context, self)
         script_metrics = None
         if config.node == 0:
             script_metrics = read_script_metrics(

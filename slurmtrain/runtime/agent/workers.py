@@ -31,10 +31,7 @@ from slurmtrain.runtime.checkpoint.writer_process import PUBLISHING
 from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.ranks import Tasks, variables_of_rank, write_changes
 from slurmtrain.runtime.environment.variables import HELPER
-from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.setup.helpers import HELPERS
-from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.process import (
     Entry,
     descend,
@@ -47,7 +44,7 @@ from slurmtrain.system.process import (
 )
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.agent.node_round import Round
+    from slurmtrain.runtime.agent.node_round import Context, Round
 
 # Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
 CRASH_GRACE_S = 5.0
@@ -138,24 +135,21 @@ class Workers:
         self,
         placement: RankPlacement,
         argv: Sequence[str],
-        directory: DeletionWatch,
-        control: ControlStore,
-        flag: StopFlag,
+        context: Context,
         supervisor: Round,
     ) -> None:
         """:meth:`run` starts the ranks.
 
-        ``placement``: which ranks. ``argv``: the command of each. ``directory``: whether the run's directory is still
-        there. ``control``: the channel for stop requests between agents. ``flag``: set by a signal to this agent.
-        ``supervisor``: the round.
+        ``placement``: which ranks. ``argv``: the command of each. ``context``: shared by all rounds. ``supervisor``:
+        the round.
         """
         self.request: StopRequest | None = None
         """Why the ranks were asked to stop, if they were."""
         self._placement = placement
         self._argv = argv
-        self._directory = directory
-        self._control = control
-        self._flag = flag
+        self._directory = context.directory
+        self._control = context.control
+        self._flag = context.host.flag
         self._supervisor = supervisor
         attempt, spec = placement.attempt, placement.spec
         self._exits = CommandExits(attempt, placement.node, placement.ranks) if spec.per_node else RankExits(attempt)

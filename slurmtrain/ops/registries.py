@@ -81,23 +81,21 @@ def copy_registry(workspace: Workspace, source: str, target: str, cwd: Path) -> 
     """
     from slurmtrain.registry.store import copy_rows
 
-    places = [_registry_place(each, workspace.config.runs, cwd) for each in (source, target)]
+    places: list[Path | DatabaseUrl] = []
+    for text in (source, target):
+        if not is_url(text):
+            places.append(registry_address(str(cwd / text), workspace.config.runs))
+            continue
+        try:
+            url = read_database_url(text)
+        except ValueError as error:
+            raise UserError(f"the address of a registry {error}") from None
+        if url.password is not None:
+            raise UserError(
+                f"the address {url} was given with a password, which everybody on this machine can see in a command "
+                "line: keep it in ~/.pgpass, and change it"
+            )
+        places.append(registry_address(url, workspace.config.runs))
     if places[0] == places[1]:
         raise UserError(f"{places[0]} cannot be copied to itself")
     return Copied(str(places[0]), str(places[1]), copy_rows(*places))
-
-
-def _registry_place(text: str, runs: Path, cwd: Path) -> Path | DatabaseUrl:
-    """Where a registry is. Raises UserError for an address that is wrong, or that shows a password to others."""
-    if not is_url(text):
-        return registry_address(str(cwd / text), runs)
-    try:
-        url = read_database_url(text)
-    except ValueError as error:
-        raise UserError(f"the address of a registry {error}") from None
-    if url.password is not None:
-        raise UserError(
-            f"the address {url} was given with a password, which everybody on this machine can see in a command line: "
-            "keep it in ~/.pgpass, and change it"
-        )
-    return registry_address(url, runs)

@@ -13,7 +13,6 @@ from slurmtrain.errors import NotAvailable
 from slurmtrain.local.local_launch import check
 from slurmtrain.model.experiment.code import CodeSnapshot
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.ops.submit.code_snapshots import with_snapshots
@@ -89,7 +88,16 @@ def render(
     rendered = []
     for planned, plan in zip(spec.runs, with_code, strict=True):
         if script_for == "local":
-            script = _local_script(plan, run.submission(1), plan.working_directory(run.code))
+            # As lines of shell: its setup, then the command.
+            resources, words = plan.spec.resources, plan.words
+            each = 1 if plan.spec.per_node else resources.local_world_size
+            times = f"{each} {'process' if each == 1 else 'processes'}"
+            if resources.allocated.max > 1:
+                times += f" for each of {resources.allocated} nodes, all on this machine"
+            program = plan.python if words[0] == "python" else words[0]
+            setup = local_script(plan, run.submission(1), "JOB-ID") if plan.spec.setup else "# no setup\n"
+            place = shlex.quote(str(plan.working_directory(run.code)))
+            script = f"{setup}# {times}:\ncd {place}\n{shlex.join([program, *words[1:]])}\n"
             try:
                 check(plan)
             except NotAvailable as error:
@@ -100,15 +108,3 @@ def render(
         rendered.append(Rendered(planned.plan, planned.overrides, script, plan.code, directory, sources))
     before = preview(spec, executor)
     return Rendering(rendered, before, [*before.notes, *dict.fromkeys(notes)])
-
-
-def _local_script(plan: Plan, submission: SubmissionDir, directory: Path) -> str:
-    """What the local executor does with a plan, as lines of shell: its setup, then the command in a ``directory``."""
-    resources, words = plan.spec.resources, plan.words
-    each = 1 if plan.spec.per_node else resources.local_world_size
-    times = f"{each} {'process' if each == 1 else 'processes'}"
-    if resources.allocated.max > 1:
-        times += f" for each of {resources.allocated} nodes, all on this machine"
-    program = plan.python if words[0] == "python" else words[0]
-    setup = local_script(plan, submission, "JOB-ID") if plan.spec.setup else "# no setup\n"
-    return f"{setup}# {times}:\ncd {shlex.quote(str(directory))}\n{shlex.join([program, *words[1:]])}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -128,15 +129,29 @@ def plan_again(
             codes[key] = newer.code
             notes += more
         runs.append(replace(planned, plan=plan.with_code(codes[key])))
+    # The runs share jobs as the old ones did.
+    pack = Pack.from_dict(first.created.pack) if first.created.pack is not None else None
+    if pack is not None and len(runs) >= pack.runs:
+        specs = [run.plan.spec for run in runs]
+        problem = next(filter(None, (packing_problem(spec.resources, pack, spec.slurm) for spec in specs)), None)
+        if problem:
+            raise UserError(f"the runs were packed, {pack.runs} in a job, which is not possible now: {problem}")
+    else:
+        pack = None
+    text = ""
+    with contextlib.suppress(OSError):
+        # As written, without the overrides, which the copy lists at its end.
+        lines = read_checked(first.directory.spec).decode(errors="replace").splitlines(keepends=True)
+        text = "".join(line for line in lines if not line.startswith(_OVERRIDE))
     file = Path(first.created.spec_file) if first.created.spec_file else None
-    spec = SpecFile(
-        text=_written_spec(first.directory),
+    spec_file = SpecFile(
+        text=text,
         runs=tuple(runs),
         path=file,
         parallel=first.created.parallel if len(runs) > 1 else None,
-        pack=_pack_again(first.created, runs),
+        pack=pack,
     )
-    return Repetition(spec, first.run.executor, list(dict.fromkeys(notes)))
+    return Repetition(spec_file, first.run.executor, list(dict.fromkeys(notes)))
 
 
 def _planned_again(original: _Original, overrides: Sequence[str]) -> PlannedRun:
@@ -161,18 +176,6 @@ def _changes(overrides: Sequence[str], section: str) -> bool:
     """Whether an override is of a key of the spec, or of one in it."""
     keys = (override.lstrip("+").partition("=")[0] for override in overrides)
     return any(key.partition(".")[0] == section for key in keys)
-
-
-def _pack_again(created: RunCreated, runs: Sequence[PlannedRun]) -> Pack | None:
-    """How the new runs share jobs, as the old ones did. Raises UserError if overrides make that impossible."""
-    pack = Pack.from_dict(created.pack) if created.pack is not None else None
-    if pack is None or len(runs) < pack.runs:
-        return None
-    specs = [run.plan.spec for run in runs]
-    problem = next(filter(None, (packing_problem(spec.resources, pack, spec.slurm) for spec in specs)), None)
-    if problem:
-        raise UserError(f"the runs were packed, {pack.runs} in a job, which is not possible now: {problem}")
-    return pack
 
 
 def _with_code(workspace: Workspace, original: _Original, plan: Plan, *, code_of_now: bool) -> tuple[Plan, list[str]]:
@@ -217,12 +220,3 @@ def _differences(original: _Original) -> Iterator[str]:
     changes = compare_environments(Environment(software=earlier), Environment(software=now))
     if "packages" in changes:
         yield f"other packages than run {run_id} had: {changes_in_words(changes['packages'])}"
-
-
-def _written_spec(directory: RunDir) -> str:
-    """The spec as written, without the overrides, which its copy lists at its end."""
-    try:
-        text = read_checked(directory.spec).decode(errors="replace")
-    except OSError:
-        return ""
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(_OVERRIDE))

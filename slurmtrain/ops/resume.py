@@ -97,7 +97,15 @@ def resume(
         held = HeldRun(directory, lock, cancels(directory))
         run = observe_run(workspace, run_id, ask_slurm=True)
         observe_upstreams(workspace, directory)
-        _check_state(run, overrides, goes_back=from_start or step is not None)
+        if not run.idle and run.attempts:
+            raise RunBusy(f"run {run.id} is {run.state}; wait for it, or end it with 'slurmtrain cancel {run.id}'")
+        if run.deleted_at is not None:
+            raise RunBusy(f"the files of run {run.id} were deleted; 'slurmtrain submit' starts a new run")
+        if run.state == "completed" and not overrides and not from_start and step is None:
+            raise RunBusy(
+                f"run {run.id} has completed; to train it further, give it more to do, for example "
+                f"'slurmtrain resume {run.id} params.steps=...'"
+            )
         if step is not None:
             _check_step(workspace, directory, run, step)
         attempt = replace(
@@ -167,18 +175,6 @@ def _dependents_to_resume(workspace: Workspace, run_ids: Collection[str]) -> lis
     ended = [run for run in workspace.store.load_all(waiting).values() if run.newest and run.newest.cause == UPSTREAM]
     notes = [f"run {run.id} ({run.name}) had ended because of it: 'slurmtrain resume {run.id}' too" for run in ended]
     return [*notes[:_NAMED], f"and {len(notes) - _NAMED} more"] if len(notes) > _NAMED else notes
-
-
-def _check_state(run: Run, overrides: Sequence[str], *, goes_back: bool) -> None:
-    if not run.idle and run.attempts:
-        raise RunBusy(f"run {run.id} is {run.state}; wait for it, or end it with 'slurmtrain cancel {run.id}'")
-    if run.deleted_at is not None:
-        raise RunBusy(f"the files of run {run.id} were deleted; 'slurmtrain submit' starts a new run")
-    if run.state == "completed" and not overrides and not goes_back:
-        raise RunBusy(
-            f"run {run.id} has completed; to train it further, give it more to do, for example "
-            f"'slurmtrain resume {run.id} params.steps=...'"
-        )
 
 
 def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:

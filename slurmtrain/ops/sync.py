@@ -347,7 +347,14 @@ class _Sync:
             attempt = next_attempt(workspace, held, run, planned)
             check_executor(workspace, run.executor, [planned.plan])
             if run.executor == "slurm" and not is_needed_by_others(workspace, run):
-                _end_waiting_job(workspace, newest.job_id)
+                # A replaced job is still there if Slurm did not answer, or if the command was killed; if it waits, the
+                # next one would wait for it forever ("singleton").
+                queue = workspace.scheduler.queue()
+                if not queue.answered:
+                    raise SlurmDown(queue.problem)
+                job = queue.job(newest.job_id)
+                if job is not None and base(job.state) in WAITING:
+                    workspace.scheduler.cancel([job.id], force=False)
             excluded = {host for a in run.attempts if a.submission == newest.submission for host in a.excluded}
             attempt = replace(attempt, excluded_nodes=sorted(excluded), inherited=newest.inherited)
             self.synced.notes += start(workspace, [attempt], command="sync")
@@ -399,19 +406,6 @@ def _replace_job(workspace: Workspace, directory: RunDir, run: Run, held: str) -
         journal.write(JobReplaced(job_id=newest.job_id, restart=newest.restart, why=why))
     workspace.scheduler.cancel([newest.job_id], force=False)
     return True
-
-
-def _end_waiting_job(workspace: Workspace, job_id: str) -> None:
-    """Cancel the last job if it still waits: the next one would wait for it forever (``singleton``).
-
-    A replaced job is still there if Slurm did not answer, or if the command was killed. Raises SlurmDown.
-    """
-    queue = workspace.scheduler.queue()
-    if not queue.answered:
-        raise SlurmDown(queue.problem)
-    job = queue.job(job_id)
-    if job is not None and base(job.state) in WAITING:
-        workspace.scheduler.cancel([job.id], force=False)
 
 
 def _release_job(workspace: Workspace, directory: RunDir, run: Run) -> bool:

@@ -121,7 +121,16 @@ def _list_code(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], Se
         if not (source.by_default and why_no_project(root)):
             excluded = _rules(root, code.exclude)
             listing = list_repository(root)
-            paths = [path for path in (*listing.tracked, *_without_litter(listing.others)) if not excluded(path)]
+            others = listing.others
+            if others:
+                # What git neither tracks nor ignores may still be results and environments.
+                from pathspec import GitIgnoreSpec
+
+                is_litter = GitIgnoreSpec.from_lines(RULES).match_file
+                marked = [(path, mark) for path in others for mark in MARKS if path.endswith(f"/{mark}")]
+                environments = tuple(path.removesuffix(mark) for path, mark in marked)
+                others = [path for path in others if not path.startswith(environments) and not is_litter(path)]
+            paths = [path for path in (*listing.tracked, *others) if not excluded(path)]
             inside = "" if workdir == root else f"{workdir.relative_to(root)}/"
             # Where git ignores the working directory itself, the repository around it is not what runs.
             if any(path.startswith(inside) for path in paths):
@@ -141,17 +150,6 @@ def _list_code(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], Se
     rules = [*RULES, *_pattern_lines(workdir / ".gitignore"), *code.exclude]
     paths = list(islice(list_folder(workdir, _rules(workdir, rules)), _MOST_FILES + 1))
     return workdir, _outside_of(workdir, runs_root, paths), (), notes
-
-
-def _without_litter(paths: Sequence[str]) -> list[str]:
-    """The files that git neither tracks nor ignores, without results and environments."""
-    if not paths:
-        return []
-    from pathspec import GitIgnoreSpec
-
-    is_litter = GitIgnoreSpec.from_lines(RULES).match_file
-    environments = tuple(path.removesuffix(mark) for path in paths for mark in MARKS if path.endswith(f"/{mark}"))
-    return [path for path in paths if not path.startswith(environments) and not is_litter(path)]
 
 
 def _rules(root: Path, exclude: Sequence[str]) -> Callable[[str], bool]:

@@ -19,7 +19,7 @@ from typing import IO
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.experiment.code import FILE, LINK, PROGRAM, CodeFile, CodeManifest, CodeSnapshot
-from slurmtrain.model.run.layout import RunsRoot, SnapshotDir
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.runtime.code.packages import find_editable
 from slurmtrain.snapshots.selection import CodeSelection, CodeSource, revisions, select_code
 from slurmtrain.system.files import describe_os_error, fsync_directory, make_directory, read_json, write_json
@@ -173,8 +173,13 @@ def _store_files(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
     with locked(root.snapshots_lock), contextlib.suppress(FileNotFoundError):
         # The present time tells 'clean' that it is needed.
         os.utime(stored.path)
-        if _is_whole_snapshot(stored, manifest):
-            return manifest
+        with contextlib.suppress(OSError):
+            # Only its ends are looked at: a job that makes a copy reads all of it.
+            if read_checked(stored.manifest) == manifest.to_bytes():
+                with os.fdopen(open_checked(stored.contents), "rb") as contents:
+                    contents.seek(-_ISIZE, os.SEEK_END)
+                    if int.from_bytes(contents.read(), "little") == manifest.size % (1 << 8 * _ISIZE):
+                        return manifest
         # A damaged one makes room for what replaces it.
         stored.path.rename(root.snapshots / f".old-{os.urandom(8).hex()}")
     _remove_litter(root.snapshots)
@@ -195,18 +200,6 @@ def _store_files(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
     finally:
         shutil.rmtree(unborn, ignore_errors=True)
     return manifest
-
-
-def _is_whole_snapshot(directory: SnapshotDir, manifest: CodeManifest) -> bool:
-    """Whether the files of a snapshot are there, and their ends: only a job that makes a copy reads all of them."""
-    try:
-        if read_checked(directory.manifest) != manifest.to_bytes():
-            return False
-        with os.fdopen(open_checked(directory.contents), "rb") as contents:
-            contents.seek(-_ISIZE, os.SEEK_END)
-            return int.from_bytes(contents.read(), "little") == manifest.size % (1 << 8 * _ISIZE)
-    except OSError:
-        return False
 
 
 def _write_snapshot(unborn: Path, selection: CodeSelection) -> CodeManifest:

@@ -30,7 +30,15 @@ class Journal:
         now = time.time()
         if self._handle is None:
             self._handle = open_appending(self.path)
-        _append_line(self._handle, encode(now, event.kind, event.to_json()))
+        line = encode(now, event.kind, event.to_json())
+        written = os.write(self._handle, line)
+        try:
+            while written < len(line):
+                written += os.write(self._handle, line[written:])
+        except OSError:
+            # A full disk may take only the beginning of a line (write(2)). Nobody else writes to this file.
+            os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
+            raise
         if self._durable:
             fsync(self._handle)
         return now
@@ -46,18 +54,6 @@ class Journal:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _append_line(handle: int, line: bytes) -> None:
-    """Append a line, or nothing if that fails: a full disk may take only its beginning (write(2)). Raises OSError."""
-    written = os.write(handle, line)
-    try:
-        while written < len(line):
-            written += os.write(handle, line[written:])
-    except OSError:
-        # Nobody else writes to this file.
-        os.ftruncate(handle, os.fstat(handle).st_size - written)
-        raise
 
 
 def open_appending(path: Path) -> int:

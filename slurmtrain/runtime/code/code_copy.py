@@ -74,7 +74,7 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
             names = os.listdir(root.parent)
             if len(names) <= _MOST_NEIGHBOURS:
                 neighbours = (name for name in names if name != root.name and not name.startswith("."))
-                _link(root.parent, run.code, neighbours)
+                _link_missing(root.parent, run.code, neighbours)
         if tree.is_symlink():
             tree.unlink()  # to what was next to the repository of an earlier snapshot: nothing may be written there
         tree.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
@@ -232,10 +232,10 @@ def _link_rest(snapshot: CodeSnapshot, manifest: CodeManifest, tree: Path) -> No
             continue  # deleted meanwhile, with all that was in it
         earlier = {*held, *listed}
         names = (name for name in present if name not in held and (name in listed or may_appear_later(name, earlier)))
-        _link(root / directory, tree / directory, names)
+        _link_missing(root / directory, tree / directory, names)
 
 
-def _link(source: Path, target: Path, names: Iterable[str]) -> None:
+def _link_missing(source: Path, target: Path, names: Iterable[str]) -> None:
     """Make links in the directory ``target`` to entries of ``source``, unless something of their name is there."""
     for name in names:
         with contextlib.suppress(FileExistsError):

@@ -63,49 +63,48 @@ def test_a_run_is_submitted_again_once_without_the_nodes_that_failed(
     assert run_now.attempts[0].cause == "preflight"
 
 
+@pytest.mark.parametrize(
+    ("rules", "error", "override", "given_up"),
+    [
+        pytest.param(
+            {"resources": {"mem": "4GB"}, "requeue": {"oom": {"mem": "x2", "at_most": "6GB"}}},
+            "killed",
+            "resources.mem=6144M",
+            "it ran out of memory with 6GB, and requeue.oom.at_most is 6GB",
+            id="with more memory",
+        ),
+        pytest.param(
+            {"requeue": {"oom": {"accumulation": "x2", "max_accumulation": 2}}},
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate",
+            "resources.accumulation=2",
+            "GPU memory with its batch in 2 parts, and requeue.oom.max_accumulation is 2",
+            id="with its batch in parts",
+        ),
+    ],
+)
 def test_a_run_out_of_memory_is_submitted_again_with_more_until_it_has_all_it_may_have(
-    workspace: Workspace, slurm: SlurmCommands
+    workspace: Workspace, slurm: SlurmCommands, rules: dict[str, Any], error: str, override: str, given_up: str
 ) -> None:
-    rules = {"resources": {"mem": "4GB"}, "requeue": {"oom": {"mem": "x2", "at_most": "6GB"}}}
     run = build_run(workspace, **rules)
     assert run._plan is not None
     run.created(**run_settings(run._plan)).submitted().later(time.time() - 200)
-    run.started().reached(5).ended("oom", reason="rank 0 was killed for memory")
+    failed = {"reason": "rank 0 ran out of memory", "failures": [{"rank": 0, "exit_code": 1, "error": error}]}
+    run.started().reached(5).ended("oom", **failed)
     assert sync_again(workspace).started == [RUN_ID]
-    assert "#SBATCH --mem=6144M\n" in (run.directory.submission(2).submitit / "8_submission.sh").read_text()
     slurm.replies("squeue", squeue_line("8"))
     assert sync_again(workspace).started == []
-    assert list(load_run(workspace).attempts[1].overrides) == ["resources.mem=6144M"]
+    assert list(load_run(workspace).attempts[1].overrides) == [override]
+    script = (run.directory.submission(2).submitit / "8_submission.sh").read_text()
+    assert ("#SBATCH --mem=6144M\n" in script) == ("mem" in override)
     slurm.replies("squeue", "")
     slurm.replies("sacct", OVER + OVER.replace("7|", "8|"))
     run.job = "8"
-    run.started(submission=2).reached(5).ended("oom", reason="rank 0 was killed for memory")
+    run.started(submission=2).reached(5).ended("oom", **failed)
     assert sync_again(workspace).started == []
     now = load_run(workspace)
-    assert (now.state, now.resources["mem"]) == ("failed", "6144M")
-    assert "it ran out of memory with 6GB, and requeue.oom.at_most is 6GB" in now.reason
-
-
-def test_a_run_whose_batch_does_not_fit_on_a_gpu_is_submitted_again_with_its_batch_in_parts(
-    workspace: Workspace, slurm: SlurmCommands
-) -> None:
-    run = build_run(workspace, requeue={"oom": {"accumulation": "x2", "max_accumulation": 2}})
-    assert run._plan is not None
-    run.created(**run_settings(run._plan)).submitted().later(time.time() - 200)
-    failures = [{"rank": 0, "exit_code": 1, "error": "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate"}]
-    run.started().reached(5).ended("oom", reason="rank 0 ran out of GPU memory", failures=failures)
-    assert sync_again(workspace).started == [RUN_ID]
-    slurm.replies("squeue", squeue_line("8"))
-    sync_again(workspace)
-    assert list(load_run(workspace).attempts[1].overrides) == ["resources.accumulation=2"]
-    slurm.replies("squeue", "")
-    slurm.replies("sacct", OVER + OVER.replace("7|", "8|"))
-    run.job = "8"
-    run.started(submission=2).reached(5).ended("oom", reason="rank 0 ran out of GPU memory", failures=failures)
-    assert sync_again(workspace).started == []
-    now = load_run(workspace)
-    assert (now.state, now.resources["accumulation"]) == ("failed", 2)
-    assert "GPU memory with its batch in 2 parts, and requeue.oom.max_accumulation is 2" in now.reason
+    name, _, most = override.removeprefix("resources.").partition("=")
+    assert (now.state, str(now.resources[name])) == ("failed", most)
+    assert given_up in now.reason
 
 
 def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again_and_says_why_it_waits(

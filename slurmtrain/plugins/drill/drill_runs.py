@@ -377,7 +377,7 @@ class DrillReport:
                 "script": {
                     "format": last.format if last else None,
                     "saves": len(self.baseline.saves),
-                    "last": last.name if last else None,
+                    "last": last.path.name if last else None,
                     "problems": [{"what": each.problem, "advice": each.advice} for each in self.script.problems],
                     "notes": list(self.script.notes),
                 },

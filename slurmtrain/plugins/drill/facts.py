@@ -11,12 +11,15 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.diagnosis.hang import LEAST_S, SAVE_S, TIMES
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.run import Run
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
 
 # The steps of each attempt as (seconds since 1970, finished steps), by the name of the attempt's directory.
 Steps = Mapping[str, Sequence[tuple[float, int]]]
@@ -148,24 +151,6 @@ class DrillProblem:
     advice: str
 
 
-@dataclass(frozen=True, slots=True)
-class OwnCheckpoint:
-    """A complete checkpoint that the script itself has saved.
-
-    ``saved_at``: seconds since 1970. ``format``: its name, as in ``checkpoint.format``, or ``other``.
-    """
-
-    path: str
-    step: int | None
-    saved_at: float
-    format: str = "other"
-
-    @property
-    def name(self) -> str:
-        """The last part of its path."""
-        return self.path.rpartition("/")[2]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
     """What the undisturbed run has shown; it decides when faults strike and what is expected after them.
@@ -176,7 +161,7 @@ class Baseline:
     """
 
     run: Run
-    saves: Sequence[OwnCheckpoint] = ()
+    saves: Sequence[ExternalCheckpoint] = ()
     lines: int = 0
     seconds: float = 0.0
     step_source: str = ""
@@ -215,7 +200,7 @@ class Aftermath:
     survivors: Sequence[str] = ()
     leftovers: Sequence[str] = ()
     dead_workers: Sequence[str] = ()
-    saves: Sequence[OwnCheckpoint] = ()
+    saves: Sequence[ExternalCheckpoint] = ()
     resume_from: str | None = None
     resumed_at: float | None = None
 
@@ -371,7 +356,7 @@ class Sighting:
     last_step: int | None = None
     total_steps: int | None = None
     saved: str = ""
-    saves: Sequence[OwnCheckpoint] = ()
+    saves: Sequence[ExternalCheckpoint] = ()
     lines: int = 0
 
 
@@ -393,7 +378,7 @@ def strike_moment(baseline: Baseline, sighting: Sighting) -> str | None:
         newest = max((save.step for save in sighting.saves if save.step is not None), default=None)
         if len(steps) > 2 and newest is not None and newest <= steps[0]:
             return None
-        return f"after its checkpoint {sighting.saves[-1].name}"
+        return f"after its checkpoint {sighting.saves[-1].path.name}"
     if len(baseline.saves) <= 1 and sighting.lines and sighting.lines >= baseline.lines * _SHARE_OF_LINES:
         return f"after line {sighting.lines} of its output"
     return None

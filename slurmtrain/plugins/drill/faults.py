@@ -24,8 +24,8 @@ from slurmtrain.model.run.events.base import Event, P
 from slurmtrain.model.run.layout import attempt_of, staged_step
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.drill.facts import InjectedFault, OwnCheckpoint
-from slurmtrain.runtime.checkpoint.external import OTHER, Search, find_checkpoints
+from slurmtrain.plugins.drill.facts import InjectedFault
+from slurmtrain.runtime.checkpoint.external import OTHER, ExternalCheckpoint, Search, find_checkpoints
 from slurmtrain.system.process import Process, descendants
 
 # The signals that ask the agents to stop.
@@ -287,10 +287,10 @@ class OwnCheckpoints:
     def __init__(self, search: Search | None) -> None:
         """``search``: where they are; None: there are no checkpoints of its own."""
         self._search = search
-        self._saves: dict[tuple[str, float], OwnCheckpoint] = {}
+        self._saves: dict[tuple[Path, float], ExternalCheckpoint] = {}
 
     @property
-    def saves(self) -> list[OwnCheckpoint]:
+    def saves(self) -> list[ExternalCheckpoint]:
         """The checkpoints seen so far, the oldest first; a path that was saved to repeatedly is there repeatedly."""
         # Times of files are as coarse as the kernel's ticks: of two saves within a tick the higher step is newer.
         return sorted(self._saves.values(), key=lambda save: (save.saved_at, -1 if save.step is None else save.step))
@@ -300,8 +300,7 @@ class OwnCheckpoints:
         if self._search is None:
             return
         for checkpoint in filter(attrgetter("complete"), find_checkpoints(self._search)):
-            save = OwnCheckpoint(str(checkpoint.path), checkpoint.step, checkpoint.saved_at, checkpoint.format)
-            self._saves[save.path, save.saved_at] = save
+            self._saves[checkpoint.path, checkpoint.saved_at] = checkpoint
 
     def incomplete(self) -> list[str]:
         """What is there now and is not complete, each with the reason, as phrases."""

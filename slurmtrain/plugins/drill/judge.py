@@ -328,7 +328,7 @@ def judge_baseline(baseline: Baseline, pattern: str | None, half_written: Sequen
         last = baseline.saves[-1]
         step = "of an unknown step" if last.step is None else f"of step {last.step}, {baseline.step_source}"
         kind = "an unknown format" if last.format == "other" else f"the format {last.format}"
-        findings.notes.append(f"its last checkpoint is {last.name}, in {kind}, {step}")
+        findings.notes.append(f"its last checkpoint is {last.path.name}, in {kind}, {step}")
         if last.step is None:
             findings.notes.append(
                 "without steps nothing shows whether it resumes: put the step into the name, or see checkpoint.step"
@@ -396,7 +396,7 @@ def _judge_exit(facts: DrillFacts, findings: Findings) -> None:
         return
     saved = [s for s in after.saves if s.saved_at >= at and (after.resumed_at is None or s.saved_at < after.resumed_at)]
     if saved:
-        findings.notes.append(f"it saved {saved[-1].name} after it was asked to stop")
+        findings.notes.append(f"it saved {saved[-1].path.name} after it was asked to stop")
     else:
         interval = facts.baseline.save_interval
         cost = "what it had done since its last save" if interval is None else f"up to {_count_steps(interval)}"
@@ -409,10 +409,10 @@ def _judge_resume(facts: DrillFacts, resumed_at: float, findings: Findings) -> N
     if after.resume_from is None:
         before = [save for save in after.saves if save.saved_at < injected.at]
         if before and injected.half_written:
-            findings.add(f"the interrupted save destroyed {before[-1].name}, and it had no other", _RENAME)
+            findings.add(f"the interrupted save destroyed {before[-1].path.name}, and it had no other", _RENAME)
         elif before:
             findings.add(
-                f"it was handed no checkpoint, although it had saved {before[-1].name}",
+                f"it was handed no checkpoint, although it had saved {before[-1].path.name}",
                 "see 'slurmtrain show' for the checkpoints of the run, and checkpoint.glob in docs/scripts.md",
             )
         return
@@ -420,7 +420,7 @@ def _judge_resume(facts: DrillFacts, resumed_at: float, findings: Findings) -> N
     if after.resume_from in injected.half_written:
         findings.add(f"it was handed {name}, which was only half written", _RENAME)
         return
-    handed = next((save.step for save in after.saves if save.path == after.resume_from), None)
+    handed = next((save.step for save in after.saves if str(save.path) == after.resume_from), None)
     # The first step that the script reported after that, or saved.
     reported = [(time, step) for steps in facts.steps.values() for time, step in steps if time >= resumed_at]
     saved = sorted((each.saved_at, each.step) for each in after.saves if each.step is not None)

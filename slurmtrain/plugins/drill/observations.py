@@ -76,7 +76,7 @@ class RunObserver:
             first_step=attempt.first_step,
             last_step=attempt.last_step,
             total_steps=run.total_steps,
-            saved=saved or (f"its checkpoint {saves[-1].name}" if saves else ""),
+            saved=saved or (f"its checkpoint {saves[-1].path.name}" if saves else ""),
             saves=saves,
             lines=self._lines(attempt.key),
         )
@@ -112,7 +112,7 @@ class RunObserver:
         if self._search is not None and saves:
             source = "by checkpoint.step" if self._search.step is not None else "which is in its name"
             with contextlib.suppress(CheckpointError, OSError):
-                tree = list_tree(Path(saves[-1].path))
+                tree = list_tree(saves[-1].path)
                 if self._search.step is None and format_of(tree, self._search.format).step(tree) is not None:
                     source = "which is inside it"
         return Baseline(run=run, saves=saves, lines=lines, seconds=max(0.0, seconds), step_source=source)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,19 +15,22 @@ from slurmtrain.plugins.drill.facts import (
     UNNOTICED_HANG_S,
     Baseline,
     InjectedFault,
-    OwnCheckpoint,
     Patience,
     Sighting,
     overdue,
     strike_moment,
     why_never,
 )
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
 
 NOW = 1000.0
 
 
-def saves(*steps: int | None) -> list[OwnCheckpoint]:
-    return [OwnCheckpoint(f"/c/ckpt-{step}.pt", step, NOW + index) for index, step in enumerate(steps)]
+def saves(*steps: int | None) -> list[ExternalCheckpoint]:
+    return [
+        ExternalCheckpoint(path=Path(f"/c/ckpt-{step}.pt"), format="other", step=step, bytes=1, saved_at=NOW + index)
+        for index, step in enumerate(steps)
+    ]
 
 
 def run_of(**more: Any) -> Run:

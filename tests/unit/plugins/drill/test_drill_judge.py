@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from slurmtrain.plugins.drill.facts import (
     DrillFacts,
     FaultVerdict,
     InjectedFault,
-    OwnCheckpoint,
     TensorDifference,
 )
 from slurmtrain.plugins.drill.judge import (
@@ -35,6 +35,7 @@ from slurmtrain.plugins.drill.judge import (
     not_hit_verdict,
     not_submitted_verdict,
 )
+from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint
 
 HIT = 100.0
 SAME = CheckpointComparison(identical=True, method="hashes")
@@ -270,16 +271,17 @@ def test_a_run_that_has_not_completed_or_lost_announced_steps_never_passes(
 PATTERN = "{checkpoint_dir}/ckpt-*.pt"
 
 
-def save(step: int | None, at: float) -> OwnCheckpoint:
-    return OwnCheckpoint(f"/c/ckpt-{step}.pt", step, at, "torch")
+def save(step: int | None, at: float, name: str = "") -> ExternalCheckpoint:
+    path = Path("/c") / (name or f"ckpt-{step}.pt")
+    return ExternalCheckpoint(path=path, format="torch", step=step, bytes=1, saved_at=at)
 
 
-def plain(saves: list[OwnCheckpoint]) -> Baseline:
+def plain(saves: list[ExternalCheckpoint]) -> Baseline:
     return Baseline(run=run_of(step=None), saves=saves, step_source="which is in its name")
 
 
 BEFORE = [save(5, HIT - 2), save(10, HIT - 1)]
-NAMELESS = [OwnCheckpoint("/c/last.pt", None, HIT + at) for at in (-2, 20)]
+NAMELESS = [save(None, HIT + at, "last.pt") for at in (-2, 20)]
 
 
 def script(fault: str = "preempt", half_written: tuple[str, ...] = (), **after: Any) -> DrillFacts:

@@ -117,7 +117,7 @@ def test_after_a_fault_exit_codes_and_what_is_resumed_from_are_read_from_the_jou
     assert (aftermath.leftovers, aftermath.survivors) == (["sleep 7"], ["cp 8"])
     assert aftermath.resume_from == str(handed)
     assert aftermath.resumed_at is not None
-    assert [each.path for each in aftermath.saves] == [str(handed)]
+    assert [each.path for each in aftermath.saves] == [handed]
 
 
 @pytest.fixture
@@ -178,7 +178,7 @@ def test_checkpoints_that_were_deleted_since_are_remembered(tmp_path: Path) -> N
         own.look()
         path.unlink()
     own.look()
-    assert [(save.name, save.step) for save in own.saves] == [("ckpt-5.pt", 5), ("ckpt-10.pt", 10)]
+    assert [(save.path.name, save.step) for save in own.saves] == [("ckpt-5.pt", 5), ("ckpt-10.pt", 10)]
 
 
 def test_a_file_that_was_written_again_counts_again(tmp_path: Path) -> None:

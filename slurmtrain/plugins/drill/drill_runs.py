@@ -29,7 +29,6 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
 from slurmtrain.ops.sync import sync
 from slurmtrain.ops.watch import FIRST_PAUSE_S, LAST_PAUSE_S, wait
-from slurmtrain.plugins.drill.differences import compare_checkpoints
 from slurmtrain.plugins.drill.facts import (
     FAULTS,
     Baseline,
@@ -43,7 +42,7 @@ from slurmtrain.plugins.drill.facts import (
 )
 from slurmtrain.plugins.drill.faults import find_target, inject, inject_in_save
 from slurmtrain.plugins.drill.judge import Findings, judge_baseline, judge_fault, not_hit_verdict, not_submitted_verdict
-from slurmtrain.plugins.drill.observations import RunObserver
+from slurmtrain.plugins.drill.observations import RunObserver, compare_checkpoints
 from slurmtrain.registry.rows import Listed
 from slurmtrain.specfile import SpecFile
 

@@ -15,8 +15,7 @@ __all__ = ["Registry", "RunHandle", "__version__", "leave", "log", "pause", "pro
 if TYPE_CHECKING:
     from slurmtrain.api.registry import Registry
     from slurmtrain.api.run_handle import RunHandle
-    from slurmtrain.runtime.training.loop import leave, pause, progress, stop_requested
-    from slurmtrain.runtime.training.loop import log_metrics as log
+    from slurmtrain.runtime.training.loop import leave, log, pause, progress, stop_requested
     from slurmtrain.runtime.training.session import session
 
 _MODULES = {

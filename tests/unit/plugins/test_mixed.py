@@ -516,21 +516,21 @@ def test_a_pace_differs_by_more_than_noise_and_a_tenth() -> None:
 SPEEDS = st.builds(Speed, st.floats(0, 5), st.floats(0.01, 5))
 
 
-def test_a_rank_that_is_three_times_as_fast_gets_three_times_as_many() -> None:
-    assert balance([Speed(0, 3.0), Speed(0, 1.0)], 16) == (4, 12)
-
-
-def test_a_fixed_time_counts() -> None:
-    assert balance([Speed(6.0, 1.0), Speed(0.0, 1.0)], 16) == (5, 11)
-
-
-def test_a_share_stays_within_memory() -> None:
-    assert balance([Speed(0, 3.0), Speed(0, 1.0)], 16, most=[None, 10]) == (6, 10)
-    assert balance([Speed(0, 3.0), Speed(0, 1.0)], 16, most=[5, 10]) is None
-
-
-def test_a_batch_smaller_than_the_ranks_has_no_shares() -> None:
-    assert balance([Speed(0, 1.0)] * 3, 2) is None
+@pytest.mark.parametrize(
+    ("speeds", "batch", "most", "shares"),
+    [
+        ([Speed(0, 3.0), Speed(0, 1.0)], 16, [], (4, 12)),
+        # A fixed time counts; a share stays within memory; a batch smaller than the ranks has none.
+        ([Speed(6.0, 1.0), Speed(0.0, 1.0)], 16, [], (5, 11)),
+        ([Speed(0, 3.0), Speed(0, 1.0)], 16, [None, 10], (6, 10)),
+        ([Speed(0, 3.0), Speed(0, 1.0)], 16, [5, 10], None),
+        ([Speed(0, 1.0)] * 3, 2, [], None),
+    ],
+)
+def test_faster_ranks_get_more_samples(
+    speeds: list[Speed], batch: int, most: list[int | None], shares: tuple[int, ...] | None
+) -> None:
+    assert balance(speeds, batch, most=most) == shares
 
 
 @given(speeds=st.lists(SPEEDS, min_size=1, max_size=3), batch=st.integers(1, 12), data=st.data())
@@ -551,11 +551,8 @@ def test_no_other_division_is_faster(speeds: list[Speed], batch: int, data: st.D
     assert slowest_s(speeds, shares) <= min(slowest_s(speeds, each) for each in possible) * (1 + 1e-12)
 
 
-def test_two_numbers_of_samples_tell_the_fixed_time() -> None:
+def test_two_numbers_of_samples_tell_the_fixed_time_and_one_does_not() -> None:
     assert fit_speed({8: Pace(5.0, 0.0), 16: Pace(9.0, 0.0)}) == Speed(1.0, 0.5)
-
-
-def test_one_number_of_samples_does_not() -> None:
     assert fit_speed({8: Pace(4.0, 0.1)}) == Speed(0.0, 0.5)
 
 

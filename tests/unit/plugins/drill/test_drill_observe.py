@@ -263,16 +263,20 @@ def test_a_file_of_any_format_is_half_written_while_a_rank_writes_to_it(tmp_path
 # --- how the last checkpoints of two runs differ ----------------------------------------------------------------------
 
 
+def placed(workspace: Workspace, run: RunDir, number: int) -> RunDir:
+    target = workspace.root.run(f"0123456{number}89")
+    target.path.parent.mkdir(exist_ok=True)
+    run.path.rename(target.path)
+    return target
+
+
 def two_runs(workspace: Workspace, tmp_path: Path, change: float = 0.0, step: int = 10) -> tuple[Run, Run]:
     """Two runs that have saved the same model; the second with one weight that differs by ``change``."""
     torch.manual_seed(5)
     objects = small_objects()
     runs = []
     for index in range(2):
-        run = make_run(tmp_path / f"made-{index}")
-        target = workspace.root.run(f"0123456{index}89")
-        target.path.parent.mkdir(exist_ok=True)
-        run.path.rename(target.path)
+        target = placed(workspace, make_run(tmp_path / f"made-{index}"), index)
         if index:
             with torch.no_grad():
                 objects["model"][0].weight[1, 2] += change
@@ -322,10 +326,7 @@ def two_plain_runs(workspace: Workspace, tmp_path: Path, save: Callable[[Path, i
     """Two runs whose script saves by itself: ``save`` gets the directory and the number of the run, 0 or 1."""
     runs = []
     for index in range(2):
-        run = make_run(tmp_path / f"made-{index}", glob="{checkpoint_dir}/ckpt-*")
-        target = workspace.root.run(f"0123456{index}89")
-        target.path.parent.mkdir(exist_ok=True)
-        run.path.rename(target.path)
+        target = placed(workspace, make_run(tmp_path / f"made-{index}", glob="{checkpoint_dir}/ckpt-*"), index)
         target.checkpoints.mkdir(exist_ok=True)
         save(target.checkpoints, index)
         runs.append(observe_run(workspace, target.id, ask_slurm=False))

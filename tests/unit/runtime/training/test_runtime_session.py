@@ -541,14 +541,6 @@ def test_a_loader_goes_on_in_the_middle_of_an_epoch_without_being_registered(run
     assert manifest["objects"]["run.loaders"] == {"kind": "object", "per_rank": True}
 
 
-def test_a_loader_that_would_be_missing_in_checkpoints_is_refused_before_the_first_step(start: Start) -> None:
-    start()
-    with slurmtrain.session() as session:
-        session.checkpoint(model=nn.Linear(1, 1))
-        with pytest.raises(DataError, match=r"made after run\.checkpoint\(\)"):
-            session.steps(3, session.loader([1, 2], 1))
-
-
 def test_a_loop_over_a_loader_in_place_of_steps_is_refused_and_an_evaluation_within_a_step_is_not() -> None:
     with slurmtrain.session() as session:
         loader = session.loader(list(range(6)), 2)

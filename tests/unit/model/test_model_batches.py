@@ -121,3 +121,8 @@ def test_microbatches_fit_and_are_as_few_and_as_equal_as_possible(samples: int, 
     assert max(sizes) <= (most or samples)
     assert len(sizes) >= min(least, samples)
     assert len(sizes) in {least, samples} or (len(sizes) - 1) * (most or samples) < samples
+
+
+def test_the_steps_of_an_epoch_are_its_batches() -> None:
+    assert [Division(10, 4).steps, Division(10, 4, drop_last=True).steps, Division(8, 4).steps] == [3, 2, 2]
+    assert Division(3, 4, drop_last=True).steps == 0

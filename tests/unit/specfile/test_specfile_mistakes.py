@@ -418,3 +418,10 @@ def test_a_script_that_is_missing_is_told_with_all_other_mistakes(tmp_path: Path
     assert keys(f"command: python -m missing\n{wrong}") == of_rest
     (tmp_path / "missing.py").touch()
     assert keys(f"command: python -u missing.py\n{wrong}") == of_rest
+
+
+def test_a_file_name_that_cannot_name_a_run_asks_for_a_name(tmp_path: Path) -> None:
+    path = tmp_path / "my exp.yaml"
+    path.write_text(BASE)
+    with pytest.raises(SpecError, match=r"the run cannot be named after the file .* set 'name'"):
+        load_spec(path, cwd=tmp_path, python=PYTHON)

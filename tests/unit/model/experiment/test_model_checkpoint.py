@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from slurmtrain.model.experiment.checkpoint import (
     StartFromSpec,
     check_step,
+    last_number,
     step_by_pattern,
     step_in_name,
     step_key,
@@ -118,3 +119,8 @@ def test_a_word_says_which_number_is_the_step(name: str, step: int | None) -> No
 def test_a_metric_is_never_taken_for_the_step(step: int, loss: float, epoch: int) -> None:
     assert step_in_name(f"epoch={epoch}-step={step}-val_loss={loss:.2f}.ckpt") == step
     assert step_in_name(f"epoch={epoch}-val_loss={loss:.2f}.ckpt") is None
+
+
+def test_names_without_a_step_sort_by_their_last_number() -> None:
+    assert sorted(["epoch=10.ckpt", "epoch=9.ckpt"], key=lambda name: last_number(name) or 0)[-1] == "epoch=10.ckpt"
+    assert last_number("val_loss=4.66.ckpt") is None

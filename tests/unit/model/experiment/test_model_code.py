@@ -17,6 +17,7 @@ from slurmtrain.model.experiment.code import (
     link_target,
     may_appear_later,
     names_by_directory,
+    path_in_word,
     relative_to_root,
     without_data_directories,
 )
@@ -180,3 +181,8 @@ def test_only_what_was_beside_the_code_stays_where_it_is() -> None:
     moves = ("/repo/outputs", "/repo/sub/x", "/repo/out")
     assert all(map(code.stays, stays))
     assert not any(map(code.stays, moves))
+
+
+def test_a_word_of_a_command_has_a_path_after_the_name_of_an_option() -> None:
+    assert list(path_in_word("--config=/x=y")) == [("", "--config=/x=y"), ("--config=", "/x=y")]
+    assert list(path_in_word("/a=b")) == [("", "/a=b")]

@@ -40,6 +40,9 @@ PLACE = NodePlace(
         ("env A=b 'B=c d' torchrun train.py", NODE),
         ("python -m torch.distributed.run train.py", NODE),
         ("accelerate launch train.py", NODE),
+        ("accelerate-launch train.py", NODE),
+        ("accelerate config", RANKS),
+        ("env", RANKS),
         ("python -m accelerate.commands.launch train.py", NODE),
         ("deepspeed train.py", NODE),
         ("python main.py --rank {node_rank} --world-size {nodes}", NODE),
@@ -274,3 +277,11 @@ def test_scripts_that_ask_for_their_task_or_their_rank_are_noticed() -> None:
     assert is_distributed_alone("ddp = int(os.environ.get('RANK', -1)) != -1 # is this a ddp run?")
     assert is_distributed_alone('if "RANK" in os.environ and "WORLD_SIZE" in os.environ:')
     assert not is_distributed_alone('rank = int(os.environ.get("RANK", 0))')
+
+
+def test_each_node_of_components_gets_its_own_number_of_ranks() -> None:
+    second = replace(PLACE, ranks=UNEQUAL)
+    assert (second.nodes, second.procs_per_node) == (2, 2)
+    assert second.own_variables()["SLURMTRAIN_FIRST_RANK"] == "1"
+    assert second.placeholders()["world_size"] == "3"
+    assert second.variables("SIGTERM")["PET_NPROC_PER_NODE"] == "2"

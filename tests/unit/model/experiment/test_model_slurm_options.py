@@ -14,6 +14,7 @@ from slurmtrain.model.experiment.slurm_options import (
     Option,
     check_log,
     check_sbatch_option,
+    fill_log,
     long_option,
     named_options,
     refused_options,
@@ -277,3 +278,19 @@ def test_what_cannot_be_expressed_is_refused_with_what_can(pattern: str, message
     with pytest.raises(ValueError, match=re.escape(message)):
         check_log(pattern)
     check_log(proposal)
+
+
+FACTS = {"x": "digits", "j": "123", "A": "120", "a": "3", "u": "ann", "N": "n0", "n": "0", "t": "0"}
+
+
+@pytest.mark.parametrize(
+    ("pattern", "path"),
+    [
+        ("logs/%x-%j.out", "logs/digits-123.out"),
+        ("/scratch/%u/%A_%a.log", "/scratch/ann/120_3.log"),
+        ("%N-%5j-%%j.%n%t", "n0-00123-%j.00"),
+    ],
+)
+def test_a_pattern_stands_for_the_path_that_sbatch_would_write(pattern: str, path: str) -> None:
+    check_log(pattern)
+    assert fill_log(pattern, FACTS) == path

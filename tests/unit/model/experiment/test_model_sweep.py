@@ -163,6 +163,8 @@ def test_a_sweep_that_varies_nothing_is_refused(section: object) -> None:
         ({"zip": {"b": "uniform(0, 1)"}, "samples": 2}, "zip.b", "outside of 'zip'"),
         ({"points": [{"b": 1}, {"b": 1}]}, "points.1", "occurs twice"),
         ({"points": {"b": 1}}, "points", "expected a list of mappings"),
+        ({"points": [1]}, "points.0", "expected a mapping"),
+        ({"zip": {"b": []}}, "zip.b", "at least one value"),
         ({"include": [{"b": 1}, {"b": 1}]}, "include.1", "included twice"),
         ({"include": []}, "include", "expected a list of mappings"),
         ({"exclude": [{"c": 1}]}, "exclude.0.c", "does not vary"),
@@ -335,3 +337,9 @@ def test_what_exceeds_a_limit_names_its_key(runs: int, gpu_hours: float, key: st
     excess = SweepCost(runs, 1.0, gpu_hours, 0).excess(10, 100)
     assert bool(excess) == bool(key)
     assert key in excess
+
+
+@pytest.mark.parametrize("section", [[1, 2], "a", 3])
+def test_a_sweep_that_is_no_mapping_is_refused(section: object) -> None:
+    [(key, message)] = mistakes_of(section)
+    assert (key, message.partition(" from")[0]) == ("", "expected a mapping")

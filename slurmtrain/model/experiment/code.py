@@ -216,10 +216,10 @@ class CodeManifest:
         data = json.loads(content)
         if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("files"), list):
             raise ValueError("it is no manifest of this version")
-        return cls([_read_file(row) for row in data["files"]])
+        return cls([_read_code_file(row) for row in data["files"]])
 
 
-def _read_file(row: object) -> CodeFile:
+def _read_code_file(row: object) -> CodeFile:
     if not isinstance(row, list) or list(map(type, row)) != [str, str, str, int]:
         raise ValueError("an entry of it is of the wrong type")
     file = CodeFile(*row)

@@ -114,6 +114,9 @@ def test_a_strategy_is_a_name_or_a_section(written: Any, strategy: StrategySpec 
         ),
         ("hsdp", {"procs_per_node": 4}, "strategy", "there is only one: use 'fsdp', or raise 'resources.nodes'"),
         ({"hook": "hierarchical"}, {"procs_per_node": 2}, "strategy", "there is only one node: leave it out"),
+        ({"hook": "hierarchical"}, {"nodes": 2}, "strategy", "each node has only one process: leave it out"),
+        ("hsdp", {"nodes": 2}, "strategy", "which has only one process: use 'ddp' or 'fsdp'"),
+        ({"name": "hsdp", "mesh": {"pp": 2}}, {"nodes": 2, "procs_per_node": 2}, "strategy.mesh", "'fsdp' or 'ddp'"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_named_with_its_key(strategy: Any, resources: dict[str, Any], key: str, message: str) -> None:

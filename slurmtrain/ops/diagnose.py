@@ -14,16 +14,24 @@ from typing import Any
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.hang import LOADER_WAIT
-from slurmtrain.model.diagnosis.log_scan import Hit, make_hit, rank_of, scan_log, time_of
 from slurmtrain.model.diagnosis.patterns import CONFIRMATION, NOTE, ROOT, explain_xid
-from slurmtrain.model.diagnosis.redact import redact
-from slurmtrain.model.diagnosis.root_cause import Diagnosis, PatternMatch, diagnose_hits
+from slurmtrain.model.diagnosis.root_cause import (
+    Diagnosis,
+    Hit,
+    PatternMatch,
+    diagnose_hits,
+    make_hit,
+    rank_of,
+    scan_log,
+    time_of,
+)
 from slurmtrain.model.interruption.policy import policy_of
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.events.agent_events import NodeEnded, WorkersStarted
 from slurmtrain.model.run.events.base import AnyEvent, Event, P
 from slurmtrain.model.run.layout import attempt_of, node_of
 from slurmtrain.model.run.run import APART, SUSPENDED, Attempt, Live, Run
+from slurmtrain.model.urls import redact
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_details import attempt_json
 from slurmtrain.ops.shared.views import SCHEMA

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from slurmtrain.model.diagnosis.log_scan import Hit, make_hit, rank_of, scan_log
 from slurmtrain.model.diagnosis.patterns import PATTERNS
+from slurmtrain.model.diagnosis.root_cause import Hit, make_hit, rank_of, scan_log
 
 WATCHDOG = (
     "[rank{0}]:[E1121 20:36:34.123456789 ProcessGroupNCCL.cpp:616] [Rank {0}] Watchdog caught collective operation "

@@ -1,8 +1,9 @@
-"""When a rank counts as hanging, and which ranks are to blame. Pure.
+"""When a rank counts as hanging or as slow, and which ranks are to blame. Pure.
 
 Each rank reports its phase and how many steps it has finished (runtime/job/heartbeat.py). If a training
 rank finishes no step for much longer than steps usually take, it hangs or waits for a rank that does: in a collective,
-all ranks wait for the last one.
+all ranks wait for the last one. So steps take equally long on all of them, and a slow rank differs only in its own
+time: what a step takes before it begins to wait for others.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from statistics import median_low
 from typing import Any
 
 
@@ -192,6 +194,7 @@ _STATES = {
     "X": "ended",
     "D": "waiting uninterruptibly for a device or a file server",
 }
+_PROCESS_STATE = "{state} (process state {letter}) after step {step}"
 # States of a process that cannot make progress, whatever other ranks do.
 _HELD = "TtZX"
 
@@ -205,19 +208,43 @@ def find_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
     separate culprits from victims. Ranks without a heartbeat are judged only by the state of their process.
     """
     reporting = [rank for rank in ranks if rank.phase is not Phase.NONE]
+    ahead = max((rank.step for rank in reporting), default=0)
     # Strongest evidence first: a stopped process explains why its step count is behind, not the other way round.
-    for suspects, describe in (
-        ([rank for rank in ranks if rank.state and rank.state in _HELD], _describe_state),
-        ([rank for rank in ranks if rank.state == "D"], _describe_state),
-        (_behind(reporting), _describe_behind(reporting)),
-        (_outside(reporting, lambda rank: rank.phase in WATCHED), _describe_left),
-        (_outside(reporting, lambda rank: rank.phase is not Phase.PAUSED), _describe_paused),
-        (_outside([rank for rank in reporting if rank.stack], is_waiting), _describe_elsewhere),
+    for suspects, verb, reason in (
+        ([rank for rank in ranks if rank.state and rank.state in _HELD], "is", _PROCESS_STATE),
+        ([rank for rank in ranks if rank.state == "D"], "is", _PROCESS_STATE),
+        ([rank for rank in reporting if rank.step < ahead], "has", "finished {step} steps, others {ahead}"),
+        (
+            _outside(reporting, lambda rank: rank.phase in WATCHED),
+            "is",
+            "not in the loop over steps that others are in, after step {step}",
+        ),
+        (
+            _outside(reporting, lambda rank: rank.phase is not Phase.PAUSED),
+            "has",
+            "been paused by the script, after step {step}",
+        ),
+        (
+            _outside([rank for rank in reporting if rank.stack], is_waiting),
+            "has",
+            "not reached the point where others wait, after step {step}",
+        ),
     ):
         if suspects:
-            reason = describe(suspects[0], len(suspects) > 1)
-            return [rank.rank for rank in suspects], f"{_names(suspects)} {reason}"
-    return [rank.rank for rank in ranks], _describe_all(ranks)
+            first = suspects[0]
+            words = reason.format(state=_STATES.get(first.state), letter=first.state, step=first.step, ahead=ahead)
+            verb = {"is": "are", "has": "have"}[verb] if len(suspects) > 1 else verb
+            return [rank.rank for rank in suspects], f"{_name_ranks(suspects)} {verb} {words}{_at(first)}"
+    everybody = [rank.rank for rank in ranks]
+    step = max((rank.step for rank in ranks), default=0)
+    places = Counter(describe_stack(rank.stack) for rank in ranks if rank.stack)
+    if not places:
+        return everybody, f"no rank has finished a step after step {step}, and where they are is unknown"
+    place = places.most_common(1)[0][0]
+    alone = len(ranks) == 1
+    if not alone and all(map(is_waiting, ranks)):
+        return everybody, f"all ranks wait for each other after step {step}: {place}"
+    return everybody, f"{_name_ranks(ranks)} {'has' if alone else 'have'} finished no step after step {step}: {place}"
 
 
 def computing_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
@@ -230,7 +257,7 @@ def computing_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
     if not suspects or not all(map(is_computing, suspects)):
         return [], ""
     many = len(suspects) > 1
-    return sorted(culprits), f"{_names(suspects)} {'compute' if many else 'computes'}{_at(suspects[0])}"
+    return sorted(culprits), f"{_name_ranks(suspects)} {'compute' if many else 'computes'}{_at(suspects[0])}"
 
 
 def is_computing(rank: RankState) -> bool:
@@ -254,13 +281,8 @@ def describe_stack(stack: Sequence[str]) -> str:
         return ""
     own = next((frame for frame in stack if not _LIBRARY.search(frame)), None)
     loading = any(_LOADER.search(frame) for frame in stack)
-    inner = LOADER_WAIT if loading else _short(stack[0])
-    return inner if own is None or own == stack[0] else f"{inner}, called from {_short(own)}"
-
-
-def _behind(ranks: Sequence[RankState]) -> list[RankState]:
-    ahead = max((rank.step for rank in ranks), default=0)
-    return [rank for rank in ranks if rank.step < ahead]
+    inner = LOADER_WAIT if loading else _without_directory(stack[0])
+    return inner if own is None or own == stack[0] else f"{inner}, called from {_without_directory(own)}"
 
 
 def _outside(ranks: Sequence[RankState], inside: Callable[[RankState], bool]) -> list[RankState]:
@@ -269,41 +291,7 @@ def _outside(ranks: Sequence[RankState], inside: Callable[[RankState], bool]) ->
     return outside if len(outside) < len(ranks) else []
 
 
-def _describe_state(first: RankState, many: bool) -> str:
-    state = f"{_STATES[first.state]} (process state {first.state})"
-    return f"{_are(many)} {state} after step {first.step}{_at(first)}"
-
-
-def _describe_behind(ranks: Sequence[RankState]) -> Callable[[RankState, bool], str]:
-    ahead = max((rank.step for rank in ranks), default=0)
-    return lambda first, many: f"{_have(many)} finished {first.step} steps, others {ahead}{_at(first)}"
-
-
-def _describe_left(first: RankState, many: bool) -> str:
-    return f"{_are(many)} not in the loop over steps that others are in, after step {first.step}{_at(first)}"
-
-
-def _describe_paused(first: RankState, many: bool) -> str:
-    return f"{_have(many)} been paused by the script, after step {first.step}{_at(first)}"
-
-
-def _describe_elsewhere(first: RankState, many: bool) -> str:
-    return f"{_have(many)} not reached the point where others wait, after step {first.step}{_at(first)}"
-
-
-def _describe_all(ranks: Sequence[RankState]) -> str:
-    step = max((rank.step for rank in ranks), default=0)
-    places = Counter(describe_stack(rank.stack) for rank in ranks if rank.stack)
-    if not places:
-        return f"no rank has finished a step after step {step}, and where they are is unknown"
-    place = places.most_common(1)[0][0]
-    alone = len(ranks) == 1
-    if not alone and all(map(is_waiting, ranks)):
-        return f"all ranks wait for each other after step {step}: {place}"
-    return f"{_names(ranks)} {_have(not alone)} finished no step after step {step}: {place}"
-
-
-def _names(ranks: Sequence[RankState]) -> str:
+def _name_ranks(ranks: Sequence[RankState]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0].rank} (node {ranks[0].node})"
     shown = ", ".join(f"{rank.rank} (node {rank.node})" for rank in ranks[:_SHOWN])
@@ -316,14 +304,67 @@ def _at(rank: RankState) -> str:
     return f": {place}" if place else ""
 
 
-def _short(frame: str) -> str:
+def _without_directory(frame: str) -> str:
     """A frame without the directories of its file."""
     return frame.rpartition("/")[2]
 
 
-def _are(many: bool) -> str:
-    return "are" if many else "is"
+# --- who is slow ------------------------------------------------------------------------------------------------
+
+# A rank is slow if its own time is this many times the median.
+RATIO = 1.5
+# How many consecutive looks it must be slow for, at about one look in ten seconds: shorter disturbances pass.
+LOOKS = 5
+# The interpreter and the kernel's scheduler alone make two ranks of one node differ by up to this.
+LEAST_SLOWNESS_S = 0.005
 
 
-def _have(many: bool) -> str:
-    return "have" if many else "has"
+@dataclass(frozen=True, slots=True)
+class Straggler:
+    """A rank whose own time per step is ``ratio`` times the median rank's. Times are in seconds."""
+
+    rank: int
+    own_s: float
+    median_s: float
+    ratio: float
+
+
+class Stragglers:
+    """Detects ranks that have become slower than others: each is reported once, and again if it recovers in between."""
+
+    def __init__(self, ratio: float = RATIO, looks: int = LOOKS, least_s: float = LEAST_SLOWNESS_S) -> None:
+        """Set the limits.
+
+        Args:
+            ratio: A slow rank's own time is more than this many times the median.
+            looks: After this many consecutive looks a rank counts as slow, and after as many as normal again.
+            least_s: A slow rank's own time is more than this many seconds above the median.
+        """
+        self._ratio = ratio
+        self._looks = looks
+        self._least_s = least_s
+        # By rank: for how many consecutive looks its state has differed from that in ``_slow``.
+        self._changed: dict[int, int] = {}
+        self._slow: set[int] = set()
+
+    def look(self, own_s: Mapping[int, float]) -> list[Straggler]:
+        """Record each rank's own time per step, in seconds (0: unknown), and return the ranks that became slow."""
+        measured = {rank: seconds for rank, seconds in own_s.items() if seconds > 0}
+        if len(measured) < 2:
+            return []
+        # The lower median: with two ranks, the slow one must not be its own yardstick.
+        median = median_low(measured.values())
+        stragglers = []
+        for rank, seconds in sorted(measured.items()):
+            is_slow = seconds > self._ratio * median and seconds > median + self._least_s
+            if is_slow == (rank in self._slow):
+                self._changed.pop(rank, None)
+                continue
+            # With this look the rank may start, or stop, counting as slow.
+            self._changed[rank] = self._changed.get(rank, 0) + 1
+            if self._changed[rank] == self._looks:
+                del self._changed[rank]
+                self._slow ^= {rank}
+                if is_slow:
+                    stragglers.append(Straggler(rank, seconds, median, seconds / median))
+        return stragglers

@@ -1,13 +1,186 @@
-"""Which of the hits in a run's logs is the root cause, and which ranks the others waited for. Pure."""
+"""Finding known patterns in a run's logs, which hit is the root cause, and which ranks the others waited for. Pure."""
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta, tzinfo
 
-from slurmtrain.model.diagnosis.log_scan import Hit
-from slurmtrain.model.diagnosis.patterns import CONFIRMATION, DOUBTFUL, JOB_REQUEUE, ROOT, SEVERAL_CAUSES, TASK_FAILURE
+from slurmtrain.model.diagnosis.patterns import (
+    CONFIRMATION,
+    DOUBTFUL,
+    JOB_REQUEUE,
+    PATTERNS,
+    REASON_FIXES,
+    ROOT,
+    SEVERAL_CAUSES,
+    SHM_FIX,
+    SHM_FULL,
+    TASK_FAILURE,
+    Pattern,
+    explain_xid,
+)
+
+# How many characters on each side of a needle are searched: some logs have lines of megabytes.
+_REACH = 2000
+_ONE_DAY = timedelta(days=1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hit:
+    """A line that matches a pattern, or a fact from a journal that says the same.
+
+    ``name`` to ``fix``: fields of the pattern, filled in. ``text``: the line. ``origin``: which log or journal.
+    ``rank`` and ``host``: who wrote it, if known. ``at``: when, in seconds since 1970; None: unknown. ``exact``:
+    whether the line itself has that time; otherwise it is the end of its process. ``line``: its place in the log, used
+    only to order hits. ``groups``: text of each group of the regular expression.
+    """
+
+    name: str
+    role: str
+    cause: str
+    fix: str
+    text: str
+    origin: str
+    rank: int | None = None
+    host: str = ""
+    at: float | None = None
+    exact: bool = False
+    line: int = 0
+    groups: Sequence[str] = ()
+
+
+# --- matching -----------------------------------------------------------------------------------------------------
+
+
+def scan_log(text: str, limit: int = 20) -> Iterator[tuple[int, Pattern, re.Match[str], str]]:
+    """(offset of the line, pattern, match, line) for each line of a log that matches a pattern.
+
+    For each pattern, at most the first ``limit`` and the last ``limit`` lines are searched: a failing loop may write
+    the same line for hours. Long lines are cut to the surroundings of the match.
+    """
+    for pattern in PATTERNS:
+        # Almost no line contains a needle, and searching for one runs in C; the expression is tried on the few that do.
+        needle_by_line: dict[int, int] = {}
+        for needle in pattern.needles:
+            at = text.find(needle)
+            while at >= 0:
+                # Continue after this line: a line counts once, however often it repeats the needle.
+                needle_by_line.setdefault(text.rfind("\n", 0, at) + 1, at)
+                end = text.find("\n", at)
+                at = text.find(needle, end) if end >= 0 else -1
+        places = sorted(needle_by_line.items())
+        candidates = places if len(places) <= 2 * limit else [*places[:limit], *places[-limit:]]
+        for begin, at in candidates:
+            end = text.find("\n", at, at + _REACH)
+            line = text[max(begin, at - _REACH) : end if end >= 0 else at + _REACH].rstrip("\r")
+            match = pattern.regex.search(line)
+            if match is not None and not is_advice(line) and not is_code(line):
+                yield begin, pattern, match, line
+
+
+# A line that gives advice: it names errors that have not happened.
+_ADVICE = re.compile(
+    r"^\W*(?:\S+ ){0,2}?(?:hint|note|tip|advice)\s*:|^\W*(?:if you|consider|please|to (?:avoid|fix|debug)|try |you may|"
+    r"for (?:more|debugging))\b|(?:can|may|might) help\b",
+    re.IGNORECASE,
+)
+# A line of source code, as tracebacks quote it: it names errors that it raises, catches or looks for.
+_CODE = re.compile(r"^\s*(?:(?:raise|except|elif|if|assert|return)\b|print\(|#)")
+# What loggers and launchers put before a message: brackets, a date and time, a level.
+_PREFIX = re.compile(r"^(?:\[[^\]]*\]:?\s*|\d{4}-\d\d-\d\d[T ]\S+\s*|[A-Z]+:?\s+(?=[A-Z]))+")
+
+
+def is_advice(line: str) -> bool:
+    """Whether a line only gives advice, rather than reporting what happened."""
+    return _ADVICE.search(_PREFIX.sub("", line)) is not None
+
+
+def is_code(line: str) -> bool:
+    """Whether a line quotes source code, rather than reporting what happened."""
+    return _CODE.search(_PREFIX.sub("", line)) is not None
+
+
+def make_hit(pattern: Pattern, match: re.Match[str], **attributes: object) -> Hit:
+    """The hit for a match of a pattern, its phrases filled in; ``attributes`` set other fields of :class:`Hit`."""
+    # A group that did not participate in the match is None.
+    groups = [group or "" for group in match.groups()]
+    if pattern.name == "slurm-names":
+        # The fix names a spec key, which is in lower case.
+        groups = [groups[0].lower()]
+    role, cause, fix = pattern.role, _fill_in(pattern.cause, groups), _fill_in(pattern.fix, groups)
+    if pattern.name == "xid":
+        role, cause, fix = explain_xid(int(groups[1]), groups[0])
+    elif pattern.name == "slurm-reason":
+        fix = REASON_FIXES[groups[0]]
+    elif pattern.name == "disk-full":
+        # The line may say which file system is full.
+        where = groups[0] or next(iter(re.findall(r"/[\w./-]+", match.string)), "")
+        if "shm" in where or "shm" in match.string:
+            cause, fix = SHM_FULL, SHM_FIX
+        elif where.startswith(("/tmp", "/var/tmp", "/scratch")):  # noqa: S108 (text of a log)
+            cause = f"the file system of {where} is full"
+            fix = "free some space there, or set TMPDIR to a place that has some"
+        else:
+            cause = f"the file system{f' of {where}' if where else ''} is full"
+            fix = "free some space, or check your quota; checkpoint.quota limits a run"
+    hit = Hit(name=pattern.name, role=role, cause=cause, fix=fix, text="", origin="", groups=tuple(groups))
+    return replace(hit, **attributes)  # type: ignore[arg-type]
+
+
+def _fill_in(phrase: str, groups: Sequence[str]) -> str:
+    for number, group in enumerate(groups, 1):
+        phrase = phrase.replace(f"{{{number}}}", group)
+    return phrase
+
+
+# --- who wrote a line, and when -----------------------------------------------------------------------------------
+
+_ISO = re.compile(r"(?<!\d)(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?(?![\d:])")
+# glog, which torch uses: severity, month (one or two digits) and day, time; no year.
+_GLOG = re.compile(r"(?:^|[\[\s:])[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
+
+
+def time_of(line: str, near: float, zone: tzinfo = UTC) -> float | None:
+    """When a line was written according to the line itself, in seconds since 1970; None if it does not say.
+
+    Args:
+        line: The line, or its beginning.
+        near: About when it was written, in seconds since 1970: determines the year if the line has none.
+        zone: The time zone if the line names none.
+    """
+    try:
+        if match := _ISO.search(line[:_REACH]):
+            offset = match[8]
+            if offset:
+                zone = UTC if offset == "Z" else datetime.strptime(offset, "%z").tzinfo or zone
+            year, month, day, hour, minute, second = map(int, match.groups()[:6])
+            written = datetime(year, month, day, hour, minute, second, tzinfo=zone)
+            return written.timestamp() + float(f"0.{match[7] or 0}")
+        if match := _GLOG.search(line[:_REACH]):
+            about = datetime.fromtimestamp(near, zone)
+            # Around New Year, the line may be from the year before or after the year of ``near``.
+            years = (about - _ONE_DAY).year, (about + _ONE_DAY).year
+            month, day, hour, minute, second = map(int, match.groups()[:5])
+            times = [datetime(year, month, day, hour, minute, second, tzinfo=zone).timestamp() for year in years]
+            return min(times, key=lambda time: abs(time - near)) + float(f"0.{match[6]}")
+    except (ValueError, OverflowError):  # a thirteenth month is not a time
+        return None
+    return None
+
+
+_RANK = re.compile(r"\[rank(\d+)\]|\bRank (\d+)\]")
+
+
+def rank_of(line: str) -> int | None:
+    """The rank that torch names as the writer of a line; None if there is none."""
+    match = _RANK.search(line[:_REACH])
+    return int(match[1] or match[2]) if match else None
+
+
+# --- the root cause -------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +220,14 @@ def diagnose_hits(hits: Sequence[Hit], ranks: Iterable[int] = ()) -> Diagnosis:
     The earliest root wins; a hit without a time comes after those that have one. If there is no root, Slurm's final
     state takes its place, provided that it has a reason.
     """
-    matches = _grouped(sorted(hits, key=_order))
+    # Hits by pattern, and by cause if a pattern has several, each group at the place of its first hit.
+    groups: dict[tuple[str, str], list[Hit]] = {}
+    for hit in sorted(hits, key=lambda hit: (hit.at is None, hit.at or 0.0, hit.origin, hit.line)):
+        groups.setdefault((hit.name, hit.cause if hit.name in SEVERAL_CAUSES else ""), []).append(hit)
+    matches = [
+        PatternMatch(members[0], len(members), sorted({hit.rank for hit in members if hit.rank is not None}))
+        for members in groups.values()
+    ]
     roots = [match for match in matches if match.first.role == ROOT]
     last_words = [
         match
@@ -72,28 +252,17 @@ def _without_consequences(roots: Sequence[PatternMatch]) -> Sequence[PatternMatc
     certain = [match for match in roots if match.first.name not in DOUBTFUL]
     if not certain:
         return roots
-    doubtful = [match for match in roots if match.first.name in DOUBTFUL]
-    earlier = [match for match in doubtful if all(_is_before(match.first, other.first) for other in certain)]
-    return [*earlier, *certain]
-
-
-def _is_before(hit: Hit, other: Hit) -> bool:
-    return hit.exact and other.exact and hit.at is not None and other.at is not None and hit.at < other.at
-
-
-def _order(hit: Hit) -> tuple[bool, float, str, int]:
-    return (hit.at is None, hit.at or 0.0, hit.origin, hit.line)
-
-
-def _grouped(hits: Sequence[Hit]) -> list[PatternMatch]:
-    """Hits by pattern, and by cause if a pattern has several, each group at the place of its first hit."""
-    groups: dict[tuple[str, str], list[Hit]] = {}
-    for hit in hits:
-        groups.setdefault((hit.name, hit.cause if hit.name in SEVERAL_CAUSES else ""), []).append(hit)
-    return [
-        PatternMatch(members[0], len(members), sorted({hit.rank for hit in members if hit.rank is not None}))
-        for members in groups.values()
+    dated = [match.first.at for match in certain if match.first.exact and match.first.at is not None]
+    first_s = min(dated) if len(dated) == len(certain) else -math.inf
+    earlier = [
+        match
+        for match in roots
+        if match.first.name in DOUBTFUL
+        and match.first.exact
+        and match.first.at is not None
+        and match.first.at < first_s
     ]
+    return [*earlier, *certain]
 
 
 # --- who is behind ------------------------------------------------------------------------------------------------
@@ -114,12 +283,12 @@ def find_laggard(hits: Sequence[Hit], ranks: Iterable[int]) -> Laggard | None:
         # All ranks with the lowest number, not just one: a whole node may be behind.
         if least < most:
             behind = sorted(rank for rank, number in completed.items() if number == least)
-            return Laggard(behind, f"{_names(behind)} had completed collective {least}, others {most}")
+            return Laggard(behind, f"{_list_ranks(behind)} had completed collective {least}, others {most}")
     # A rank that hangs outside NCCL has no watchdog to report it.
     waiting = {rank for completed in by_group.values() for rank in completed}
     silent = sorted(set(ranks) - waiting)
     if waiting and silent and len(silent) < len(waiting):
-        return Laggard(silent, f"{_names(silent)} wrote nothing while {len(waiting)} others waited")
+        return Laggard(silent, f"{_list_ranks(silent)} wrote nothing while {len(waiting)} others waited")
     return None
 
 
@@ -135,6 +304,6 @@ def _numbers_by_group(hits: Sequence[Hit], name: str, group: int) -> dict[str, d
     return numbers
 
 
-def _names(ranks: Sequence[int]) -> str:
+def _list_ranks(ranks: Sequence[int]) -> str:
     shown = ", ".join(str(rank) for rank in ranks[:8])
     return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}" + (" and more" if len(ranks) > 8 else "")

@@ -60,7 +60,7 @@ def last_error_line(log: Path) -> str:
     start count. Messages that Slurm ended the steps of a job, and srun's lines about tasks, say least: they follow from
     the error.
     """
-    from slurmtrain.model.diagnosis.redact import redact
+    from slurmtrain.model.urls import redact
 
     with contextlib.suppress(OSError), open_readable(log) as file:
         file.seek(max(0, log.stat().st_size - _TAIL_BYTES))

@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmtrain.errors import NoSnapshot, PathError
-from slurmtrain.model.diagnosis.redact import redact_code
 from slurmtrain.model.experiment.code import (
     SNAPSHOT,
     CodeSnapshot,
@@ -36,6 +35,7 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.urls import redact_code
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.command_script import find_program
 from slurmtrain.runtime.code.git import NoGit, run_git, without_filters

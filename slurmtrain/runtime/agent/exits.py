@@ -10,13 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.diagnosis.launcher_report import RankEnd, find_rank_end, without_report
-from slurmtrain.model.diagnosis.redact import redact
+from slurmtrain.model.diagnosis.rank_groups import RankEnd, find_rank_end, without_report
 from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence, is_cascade
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.rank_events import ExceptionRaised, TrainingCompleted
 from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.urls import redact
 from slurmtrain.runtime.environment.process_limits import exceeded_limit
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.runtime.preflight.facts.gpus import KERNEL_LOG, find_xids, read_kernel_log

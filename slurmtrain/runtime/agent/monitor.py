@@ -7,9 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from slurmtrain.model.diagnosis.hang import Beat, RankState
+from slurmtrain.model.diagnosis.hang import Beat, RankState, Stragglers
 from slurmtrain.model.diagnosis.rank_groups import describe_apart, describe_fewer, groups_of
-from slurmtrain.model.diagnosis.stragglers import Stragglers
 from slurmtrain.model.experiment.launcher import known_launcher
 from slurmtrain.model.interruption.exit_report import StopRequest
 from slurmtrain.model.run.events.agent_events import (

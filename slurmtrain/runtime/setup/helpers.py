@@ -21,12 +21,12 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.experiment.plan import REDACTED, Plan
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.run.events.agent_events import HelperFailed, NodeEnded
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
+from slurmtrain.model.urls import redact
 from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks, take_limits

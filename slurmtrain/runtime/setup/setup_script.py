@@ -19,9 +19,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
+from slurmtrain.model.urls import redact
 from slurmtrain.runtime.environment import variables
 from slurmtrain.system import interpreter
 from slurmtrain.system.files import describe_os_error, make_directory, write_atomically

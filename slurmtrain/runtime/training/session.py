@@ -19,7 +19,6 @@ from torch.distributed.rendezvous import rendezvous
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.diagnosis.hang import Phase
-from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.environment import GLOO, NCCL, ElectedBackend, RankHardware, elect_backend
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import InterruptionStats
@@ -30,6 +29,7 @@ from slurmtrain.model.run.events.rank_events import (
     StateRegistered,
     TrainingCompleted,
 )
+from slurmtrain.model.urls import redact
 from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.checkpoint.rng import make_repeatable, name_key
 from slurmtrain.runtime.environment.node import Worker, read_plan

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from slurmtrain.model.urls import check_tracking_uri, has_url_password, without_url_passwords
+from slurmtrain.model.urls import check_tracking_uri, has_url_password, redact, redact_code, without_url_passwords
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,36 @@ def test_many_urls_in_one_word_are_read_in_no_time(part: str) -> None:
         without_url_passwords(f"{text}?password=hunter2&token=hunter3")
         == f"{text}?password=<redacted>&token=<redacted>"
     )
+
+
+# --- what is taken out of lines of logs ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("line", "shown"),
+    [
+        ("API_TOKEN=hunter2 ok", "API_TOKEN=<redacted> ok"),
+        ("password: hunter2", "password: <redacted>"),
+        ('{"api_key": "hunter2", "a": 1}', '{"api_key": "<redacted>", "a": 1}'),
+        ("--secret=hunter2", "--secret=<redacted>"),
+        ("Credentials = hunter2;x", "Credentials = <redacted>;x"),
+        ("a token of thanks", "a token of thanks"),
+        ("KeyError: 'x'", "KeyError: 'x'"),
+    ],
+)
+def test_the_value_of_a_secret_name_is_replaced(line: str, shown: str) -> None:
+    assert redact(line) == shown
+
+
+@pytest.mark.parametrize(
+    ("line", "safe"),
+    [
+        ('+API_TOKEN = "abcdefgh"', '+API_TOKEN = "<redacted>"'),
+        ("-  password: hunter2222", "-  password: <redacted>"),
+        ('+login("hf_abcdefghijklmnopqrstuvwxyz")', '+login("<redacted>")'),
+        ("+names = sorted(names, key=len)", "+names = sorted(names, key=len)"),
+        ('+token = load("tokens.json")', '+token = load("tokens.json")'),
+    ],
+)
+def test_a_changed_line_of_code_loses_its_secrets_alone(line: str, safe: str) -> None:
+    assert redact_code(line) == safe

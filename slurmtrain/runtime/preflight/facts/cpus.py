@@ -1,16 +1,23 @@
-"""The CPUs that the ranks of this node run on, where the spec binds them: from what the kernel and NVML say."""
+"""The CPUs of this node: their model, number and speed, and which of them the ranks run on where the spec binds them.
+
+The kernel says where they are, and NVML which are near a GPU.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import os
+import platform
 import re
+import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.experiment.resources import GPU, Cpu, bind_ranks, read_cpus, write_cpus
 from slurmtrain.runtime.environment import variables
+from slurmtrain.system.owned_files import read_readable
 
 if TYPE_CHECKING:
     from slurmtrain.model.experiment.resources import ResourcesSpec
@@ -18,6 +25,11 @@ if TYPE_CHECKING:
 
 _SYSTEM = Path("/sys/devices/system")
 _WORD_BITS = 64
+# Rounds of the computation whose fastest is the speed of a core, and the bytes of one.
+_ROUNDS = 30
+_BLOCK = bytes(1 << 20)
+_CGROUPS = Path("/sys/fs/cgroup")
+_OWN_CGROUPS = Path("/proc/self/cgroup")
 
 
 def set_binding(resources: ResourcesSpec, node: Node) -> None:
@@ -53,16 +65,12 @@ def read_topology(cpus: Collection[int], system: Path = _SYSTEM) -> dict[int, Cp
             nodes |= dict.fromkeys(read_cpus(path.read_text(encoding="utf-8")), number)
     places = {}
     for cpu in cpus:
-        topology = system / f"cpu/cpu{cpu}/topology"
-        package, core = _number(topology / "physical_package_id", 0), _number(topology / "core_id", cpu)
-        places[cpu] = Cpu(node=nodes.get(cpu, 0), package=package, core=core)
+        numbers = {"physical_package_id": 0, "core_id": cpu}
+        for name in numbers:
+            with contextlib.suppress(OSError, ValueError):
+                numbers[name] = max(0, int((system / f"cpu/cpu{cpu}/topology/{name}").read_text(encoding="utf-8")))
+        places[cpu] = Cpu(node=nodes.get(cpu, 0), package=numbers["physical_package_id"], core=numbers["core_id"])
     return places
-
-
-def _number(path: Path, default: int) -> int:
-    with contextlib.suppress(OSError, ValueError):
-        return max(0, int(path.read_text(encoding="utf-8")))
-    return default
 
 
 def _near_gpus(ranks: int) -> list[set[int]]:
@@ -86,3 +94,70 @@ def _near_gpus(ranks: int) -> list[set[int]]:
             nvml.nvmlShutdown()
     # As the library does: GPUs are dealt out to ranks in turn.
     return [near[rank % len(near)] for rank in range(ranks)] if near else [set()] * ranks
+
+
+def read_field(path: str, name: str, separator: str = ":") -> str:
+    """The first value of a ``name`` in a file of names and values at ``path``; empty if there is none.
+
+    ``separator``: what stands between a name and its value.
+    """
+    try:
+        lines = read_readable(path).decode(errors="replace").splitlines()
+    except OSError:
+        return ""
+    pairs = (line.partition(separator) for line in lines)
+    return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
+
+
+def describe_cpus(requested: int) -> dict[str, Any]:
+    """``cpu``, the model, and ``cpus``: how many ``requested`` CPUs this process may use.
+
+    Its affinity and its cgroups limit them; a limit of the time on CPUs may leave a fraction.
+    """
+    usable = float(min(requested, len(os.sched_getaffinity(0))))
+    model = read_field("/proc/cpuinfo", "model name") or platform.machine()
+    return {"cpu": model, "cpus": min(usable, cgroup_limit(_OWN_CGROUPS, _CGROUPS) or usable)}
+
+
+def compute_on_one_core() -> float:
+    """Seconds of a computation on one core without use of memory: a hash, the fastest of some rounds."""
+
+    def seconds() -> float:
+        began = time.perf_counter()
+        # No CPU has instructions of its own for this one, so that CPUs differ only by their speed.
+        hashlib.blake2b(_BLOCK)
+        return time.perf_counter() - began
+
+    return min(seconds() for _ in range(_ROUNDS))
+
+
+def cgroup_limit(own: Path, root: Path) -> float | None:
+    """How many CPUs' time cgroups leave to a process; None if there is no limit, or none that can be read.
+
+    Args:
+        own: The process's list of its cgroups, as in /proc/self/cgroup.
+        root: Where cgroups are mounted.
+    """
+    try:
+        lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
+    except OSError:
+        return None
+    limits: list[float] = []
+    for _, controllers, path in (line for line in lines if len(line) == 3):
+        if controllers and "cpu" not in controllers.split(","):
+            continue
+        mount = root / controllers if controllers else root
+        directory = mount / path.lstrip("/")
+        # A limit holds for all cgroups below. In a container the path may be one of the machine's.
+        for each in (directory, *directory.parents):
+            if not each.is_relative_to(mount):
+                break
+            # One that is unlimited ("max", or -1) is no number of microseconds.
+            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+                if (each / "cpu.max").exists():
+                    quota, period = (each / "cpu.max").read_text().split()
+                else:
+                    quota, period = ((each / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+                if int(quota) > 0:
+                    limits.append(int(quota) / int(period))
+    return min(limits, default=None)

@@ -9,19 +9,19 @@ import re
 import subprocess
 import threading
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from slurmtrain.model.diagnosis.redact import redact
 from slurmtrain.model.experiment.plan import REDACTED, Plan
 from slurmtrain.model.experiment.values import is_secret_variable
 from slurmtrain.model.run.events.agent_events import EnvironmentNoted
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.model.urls import redact
 from slurmtrain.runtime.code.packages import package_directories, read_software
 from slurmtrain.runtime.environment.variables import SETUP_PYTHON, environment_of_tools
 from slurmtrain.runtime.preflight.facts import gpus
+from slurmtrain.runtime.preflight.facts.cpus import read_field
 from slurmtrain.system.files import make_new_directory, write_atomically
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.owned_files import read_readable
@@ -95,13 +95,25 @@ def measure_environment(node: NotedNode) -> EnvironmentNoted:
         "driver": gpus.driver_version(nvml),
         "slurm": _slurm_version() if node.number == 0 and "SLURM_JOB_ID" in environ else None,
     }
+    kib = read_field("/proc/meminfo", "MemTotal").split(" ")[0]
+    gpu_types = Counter(gpus.names_of_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES")))
+    # The same text for nodes of one kind.
+    machine = {
+        "cpu": read_field("/proc/cpuinfo", "model name") or platform.machine(),
+        "cores": str(os.cpu_count() or ""),
+        # What the kernel reserves differs by a few MiB between starts.
+        "memory": f"{round(int(kib) / 2**20)} GiB" if kib.isdigit() else "",
+        "gpus": ", ".join(f"{count} x {name}" for name, count in sorted(gpu_types.items())),
+        "kernel": platform.release(),
+        "os": read_field("/etc/os-release", "PRETTY_NAME", "=").strip('"'),
+    }
     # The run's own copy of its code is elsewhere in each run.
     variables = {name: text.replace(str(run.path), "{run_dir}") for name, text in relevant_variables(environ).items()}
     return EnvironmentNoted(
         node=node.number,
         software=software.hash,
         versions={name: version for name, version in versions.items() if version},
-        machine=_machine(nvml, environ.get("CUDA_VISIBLE_DEVICES")),
+        machine={name: text for name, text in machine.items() if text},
         variables=variables,
         interpreter=environ.get(SETUP_PYTHON, ""),
     )
@@ -114,42 +126,6 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environ.items())
         if name.startswith(_PREFIXES) and name not in _OF_A_NODE
     }
-
-
-def _machine(nvml: Any | None, visible: str | None) -> dict[str, str]:
-    """What kind of machine this is: the same text for nodes of one kind."""
-    facts = {
-        "cpu": read_field("/proc/cpuinfo", "model name") or platform.machine(),
-        "cores": str(os.cpu_count() or ""),
-        "memory": _memory(),
-        "gpus": _counted(gpus.names_of_gpus(nvml, visible)),
-        "kernel": platform.release(),
-        "os": read_field("/etc/os-release", "PRETTY_NAME", "=").strip('"'),
-    }
-    return {name: text for name, text in facts.items() if text}
-
-
-def _memory() -> str:
-    kib = read_field("/proc/meminfo", "MemTotal").split(" ")[0]
-    # What the kernel reserves differs by a few MiB between starts.
-    return f"{round(int(kib) / 2**20)} GiB" if kib.isdigit() else ""
-
-
-def _counted(names: Iterable[str]) -> str:
-    return ", ".join(f"{count} x {name}" for name, count in sorted(Counter(names).items()))
-
-
-def read_field(path: str, name: str, separator: str = ":") -> str:
-    """The first value of a ``name`` in a file of names and values at ``path``; empty if there is none.
-
-    ``separator``: what stands between a name and its value.
-    """
-    try:
-        lines = read_readable(path).decode(errors="replace").splitlines()
-    except OSError:
-        return ""
-    pairs = (line.partition(separator) for line in lines)
-    return next((value.strip() for key, _, value in pairs if key.strip() == name), "")
 
 
 def _cuda_of_torch(python: Path) -> str | None:

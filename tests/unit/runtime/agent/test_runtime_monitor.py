@@ -11,8 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.diagnosis.hang import NEVER, Beat, Phase
-from slurmtrain.model.diagnosis.stragglers import LOOKS
+from slurmtrain.model.diagnosis.hang import LOOKS, NEVER, Beat, Phase
 from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.model.run.layout import RunDir

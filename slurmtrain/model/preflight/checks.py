@@ -6,6 +6,7 @@ compares nodes receives the facts of all of them.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from statistics import median_low
@@ -13,8 +14,7 @@ from typing import Any
 
 from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.preflight.finding import Finding, apply_level
-from slurmtrain.model.preflight.hardware import judge_hardware
+from slurmtrain.model.preflight.finding import Finding, apply_level, name_some
 
 Facts = Mapping[str, Any]
 # Status, summary and evidence of one check on one node.
@@ -38,8 +38,9 @@ _VERSIONS = {
     "driver": "driver",
     "slurmtrain": "slurmtrain",
 }
-# How many hosts a summary names.
-_MAX_NAMED = 3
+# How many nodes of a type of hardware a summary names.
+_MAX_OF_TYPE = 8
+_GIB = 1 << 30
 
 
 def judge_checks(
@@ -59,7 +60,12 @@ def judge_checks(
         Findings by node, in the order of the spec's sections, plug-ins last.
     """
     findings: dict[int, list[Finding]] = {node: [] for node in sorted(facts)}
-    for check, level in _levels(facts, spec):
+    own = [field.name for field in fields(PreflightSpec)]
+    levels = {check: getattr(spec.preflight, check).level for check in own if check in _JUDGES}
+    of_plugins = {check for of_node in facts.values() for check in of_node} - {*own, "plugins"}
+    levels |= {check: spec.preflight.plugins.get(check, "fail") for check in sorted(of_plugins)}
+    levels["plugins"] = "fail"
+    for check, level in levels.items():
         if level == "off":
             continue
         # A plug-in need not be installed on every node; slurmtrain's own checks are expected on all.
@@ -84,47 +90,36 @@ def blamed_nodes(findings: Mapping[int, Sequence[Finding]]) -> set[int]:
     return {node for failed in nodes.values() if len(failed) != shared for node in failed}
 
 
-def _levels(facts: Mapping[int, Mapping[str, Facts]], spec: Spec) -> Iterator[tuple[str, str]]:
-    """Checks that are judged here and their levels, the spec's own first."""
-    own = [field.name for field in fields(PreflightSpec)]
-    for check in own:
-        if check in _JUDGES:
-            yield check, getattr(spec.preflight, check).level
-    for check in sorted({check for measured in facts.values() for check in measured} - {*own, "plugins"}):
-        yield check, spec.preflight.plugins.get(check, "fail")
-    yield "plugins", "fail"
-
-
 def _judge_check(
     check: str, facts: Mapping[int, Facts | None], spec: Spec, hosts: Mapping[int, str]
 ) -> dict[int, Judgement]:
     """Judge one check, for the nodes that have facts about it or should have them."""
-    judgements = {node: judgement for node, of_node in facts.items() if (judgement := _judge_missing_facts(of_node))}
-    measured = {node: of_node for node, of_node in facts.items() if of_node is not None and node not in judgements}
+    judgements: dict[int, Judgement] = {}
+    measured: dict[int, Facts] = {}
+    for node, of_node in facts.items():
+        match of_node:
+            case None:
+                judgements[node] = "warn", "it was not measured", {}
+            case {"skip": reason}:
+                judgements[node] = "skip", str(reason), {}
+            case {"error": error}:
+                judgements[node] = "warn", f"could not be measured: {error}", {"error": error}
+            case {"timeout": limit_s}:
+                judgements[node] = "fail", f"no answer within {limit_s:g} s", {"timeout_s": limit_s}
+            case _:
+                measured[node] = of_node
     try:
         judgements |= _JUDGES.get(check, _judge_plugin)(measured, spec, hosts)
-    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
         # A node with another version of slurmtrain may report other facts; the check of versions reports it.
-        summary = f"its facts cannot be judged: {type(error).__name__}: {error}"
+        summary = f"its facts cannot be judged: {type(problem).__name__}: {problem}"
         judgements |= {node: ("warn", summary, {}) for node in measured}
     return dict(sorted(judgements.items()))
 
 
-def _judge_missing_facts(facts: Facts | None) -> Judgement | None:
-    if facts is None:
-        return "warn", "it was not measured", {}
-    if "skip" in facts:
-        return "skip", str(facts["skip"]), {}
-    if "error" in facts:
-        return "warn", f"could not be measured: {facts['error']}", {"error": facts["error"]}
-    if "timeout" in facts:
-        return "fail", f"no answer within {facts['timeout']:g} s", {"timeout_s": facts["timeout"]}
-    return None
-
-
-def _each(judge_one: Callable[[Facts, Spec], Judgement]) -> _Judge:
+def _by_node(judge: Callable[[Facts, Spec], Judgement]) -> _Judge:
     """The judge of a check that looks at each node by itself."""
-    return lambda measured, spec, _: {node: judge_one(facts, spec) for node, facts in measured.items()}
+    return lambda measured, spec, _: {node: judge(facts, spec) for node, facts in measured.items()}
 
 
 # --- checks that compare nodes ----------------------------------------------------------------------------------
@@ -158,108 +153,110 @@ def _judge_versions(measured: Mapping[int, Facts], _: Spec, hosts: Mapping[int, 
         holders: dict[str, list[int]] = {}
         for node, facts in measured.items():
             holders.setdefault(facts[key] or "none", []).append(node)
-        for version, (others, has_majority) in _differing_versions(holders, len(measured)).items():
-            rest = ", ".join(f"{other} on {_name_hosts(holders[other], hosts)}" for other in others)
-            in_minority |= set(holders[version]) if has_majority else set()
-            for node in holders[version]:
+        common = max(holders, key=lambda version: len(holders[version]), default="")
+        has_majority = 2 * len(holders.get(common, ())) > len(measured)
+        for version, nodes in holders.items():
+            others = [common] if has_majority else [other for other in holders if other != version]
+            if others in ([], [version]):
+                continue
+            rest = ", ".join(f"{other} on {name_some([hosts[node] for node in holders[other]])}" for other in others)
+            in_minority |= set(nodes) if has_majority else set()
+            for node in nodes:
                 differences[node].append(f"{name} {version}, but {rest}")
-    return {
-        node: _judge_node_versions(facts, differences[node], ambiguous=node not in in_minority)
-        for node, facts in measured.items()
-    }
+    judgements: dict[int, Judgement] = {}
+    for node, facts in measured.items():
+        summary = ", ".join(f"{name} {facts[key]}" for key, name in _VERSIONS.items() if facts[key])
+        judgements[node] = "pass", summary, facts
+        if differences[node]:
+            evidence = facts if node in in_minority else {**facts, "ambiguous": True}
+            judgements[node] = "fail", "; ".join(differences[node]), evidence
+    return judgements
 
 
-def _differing_versions(holders: Mapping[str, Sequence[int]], nodes: int) -> dict[str, tuple[list[str], bool]]:
-    """Each deviating version, with the versions that the other nodes have, and whether those nodes are a majority.
+def judge_hardware(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
+    """Judge whether a mixture of hardware is one that the spec allows (``resources.mixed``).
 
-    ``holders`` are the nodes with each version, ``nodes`` the number of all nodes.
+    Different GPUs are a failure; different CPUs, in a job without GPUs, are a warning. No node is at fault: each works.
+
+    Args:
+        measured: By node, ``gpus``, which have a ``name`` and ``memory`` in bytes or None; or ``cpu``, the model, and
+            ``cpus``, how many of them the node's ranks may use.
+        spec: Says whether it allows it.
+        hosts: The names of the nodes.
+
+    Returns:
+        A status, a summary and evidence for each node.
     """
-    common = max(holders, key=lambda version: len(holders[version]), default="")
-    if 2 * len(holders.get(common, ())) > nodes:
-        return {version: ([common], True) for version in holders if version != common}
-    if len(holders) < 2:
-        return {}
-    return {version: ([other for other in holders if other != version], False) for version in holders}
+    types: dict[int, str] = {}
+    holders: dict[str, list[str]] = {}
+    is_mixture = False
+    for node, facts in measured.items():
+        counts = Counter(map(_describe_gpu, facts.get("gpus") or ()))
+        words = [f"{count} x {gpu}" for gpu, count in sorted(counts.items())] or [f"{facts['cpus']:g} x {facts['cpu']}"]
+        types[node] = " and ".join(words)
+        holders.setdefault(types[node], []).append(hosts[node])
+        is_mixture |= len(counts) > 1 or len(holders) > 1
+    if not is_mixture or spec.resources.mixed:
+        more = {"mixed": True} if is_mixture else {}
+        return {node: ("pass", types[node], {**facts, **more}) for node, facts in measured.items()}
+    mixture = "; ".join(f"{name_some(names, _MAX_OF_TYPE)}: {description}" for description, names in holders.items())
+    if any(facts.get("gpus") for facts in measured.values()):
+        summary = f"GPUs differ ({mixture}): set 'resources.mixed: true', or request one type"
+        status = "fail"
+    else:
+        summary = f"CPUs differ, and each step waits for the slowest rank ({mixture}): 'resources.mixed: true' balances"
+        status = "warn"
+    return {node: (status, summary, {**facts, "ambiguous": True}) for node, facts in measured.items()}
 
 
-def _judge_node_versions(facts: Facts, differences: Sequence[str], *, ambiguous: bool) -> Judgement:
-    if differences:
-        return "fail", "; ".join(differences), {**facts, "ambiguous": True} if ambiguous else facts
-    return "pass", ", ".join(f"{name} {facts[key]}" for key, name in _VERSIONS.items() if facts[key]), facts
-
-
-def _name_hosts(nodes: Sequence[int], hosts: Mapping[int, str]) -> str:
-    more = f" and {len(nodes) - _MAX_NAMED} more" if len(nodes) > _MAX_NAMED else ""
-    return ", ".join(hosts[node] for node in nodes[:_MAX_NAMED]) + more
-
-
-def _judge_hardware(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int, str]) -> dict[int, Judgement]:
-    return judge_hardware(measured, hosts, mixed=spec.resources.mixed)
+def _describe_gpu(gpu: Facts) -> str:
+    """The same text for GPUs that differ only in what the driver keeps of their memory."""
+    name = gpu.get("name") or "GPU of an unknown type"
+    return f"{name}, {gpu['memory'] / _GIB:.0f} GiB" if gpu.get("memory") else name
 
 
 def _judge_straggler(measured: Mapping[int, Facts], spec: Spec, _: Mapping[int, str]) -> dict[int, Judgement]:
-    if not measured:
-        return {}
     limit = spec.preflight.straggler.max_ratio
+    seconds_of = {node: facts["seconds"] for node, facts in measured.items()}
     # The low median: if half of the nodes are slow, they are still compared with the fast half.
-    median = median_low(facts["seconds"] for facts in measured.values())
-
-    def judge_seconds(seconds: float) -> Judgement:
-        if len(measured) < _STRAGGLER_NODES:
-            return "pass", f"{seconds * 1e3:.3g} ms", {"seconds": seconds}
-        ratio = seconds / median
-        evidence = {"seconds": seconds, "median": median, "ratio": ratio}
-        summary = f"{seconds * 1e3:.3g} ms, {ratio:.2g} times the median"
-        return ("fail", f"{summary} (limit {limit:g})", evidence) if ratio > limit else ("pass", summary, evidence)
-
-    return {node: judge_seconds(facts["seconds"]) for node, facts in measured.items()}
+    median = median_low(seconds_of.values()) if measured else 0.0
+    judgements: dict[int, Judgement] = {}
+    for node, seconds in seconds_of.items():
+        judgements[node] = "pass", f"{seconds * 1e3:.3g} ms", {"seconds": seconds}
+        if len(measured) >= _STRAGGLER_NODES:
+            ratio = seconds / median
+            summary = f"{seconds * 1e3:.3g} ms, {ratio:.2g} times the median"
+            summary += f" (limit {limit:g})" if ratio > limit else ""
+            evidence = {"seconds": seconds, "median": median, "ratio": ratio}
+            judgements[node] = "fail" if ratio > limit else "pass", summary, evidence
+    return judgements
 
 
 # --- checks of each node by itself ------------------------------------------------------------------------------
 
 
 def _judge_gpu(facts: Facts, spec: Spec) -> Judgement:
-    fatal_xids, other_xids = _describe_xids(facts["xids"] or ())
-    failures = [
-        *_count_failures(facts),
-        *_memory_failures(facts, spec.preflight.gpu.max_used_mb),
-        *fatal_xids,
-        *_gemm_failures(facts["gemm"]),
-    ]
-    if failures:
-        return "fail", "; ".join(failures + other_xids), facts
-    return ("warn", "; ".join(other_xids), facts) if other_xids else ("pass", _describe_good_gpus(facts), facts)
-
-
-def _describe_xids(xids: Sequence[Facts]) -> tuple[list[str], list[str]]:
-    """The Xid messages that the hardware is to blame for: the messages that mean it is broken, and all others."""
-    fatal: list[str] = []
-    others: list[str] = []
-    for xid in xids:
-        if xid["code"] not in _XIDS_OF_PROGRAMS:
-            summary = f"{xid['times']} x Xid {xid['code']} of {xid['bus']} in the kernel log"
-            (fatal if xid["code"] in FATAL_XIDS else others).append(summary)
-    return fatal, others
-
-
-def _gemm_failures(gemm: Facts) -> Iterator[str]:
-    if "error" in gemm:
-        yield f"cannot multiply: {gemm['error']}"
-    for gpu in gemm.get("gpus", ()):
-        if "error" in gpu:
-            yield f"GPU {gpu['gpu']} cannot multiply: {gpu['error']}"
-
-
-def _count_failures(facts: Facts) -> Iterator[str]:
+    failures: list[str] = []
+    remarks: list[str] = []
     requested, count, usable = facts["asked"], facts["count"], facts["gemm"].get("count")
     if count is not None and count < requested:
-        yield f"{count} of {requested} GPUs"
+        failures.append(f"{count} of {requested} GPUs")
     # A process can use only one instance of a GPU that is partitioned (MIG), however many there are.
     elif usable is not None and usable < requested and not facts["mig"]:
-        yield f"torch can use {usable} of {requested} GPUs"
+        failures.append(f"torch can use {usable} of {requested} GPUs")
+    failures += _gpu_failures(facts, spec.preflight.gpu.max_used_mb)
+    for xid in facts["xids"] or ():
+        if xid["code"] not in _XIDS_OF_PROGRAMS:
+            summary = f"{xid['times']} x Xid {xid['code']} of {xid['bus']} in the kernel log"
+            (failures if xid["code"] in FATAL_XIDS else remarks).append(summary)
+    if failures:
+        return "fail", "; ".join(failures + remarks), facts
+    return ("warn", "; ".join(remarks), facts) if remarks else ("pass", _describe_good_gpus(facts), facts)
 
 
-def _memory_failures(facts: Facts, max_used_mb: int) -> Iterator[str]:
+def _gpu_failures(facts: Facts, max_used_mb: int) -> Iterator[str]:
+    """What is wrong with each GPU, by NVML and by the matrix product."""
+    gemm = facts["gemm"]
     for index, gpu in enumerate(facts["gpus"]):
         if gpu.get("error"):
             yield f"GPU {index}: {gpu['error']}"
@@ -269,6 +266,11 @@ def _memory_failures(facts: Facts, max_used_mb: int) -> Iterator[str]:
             yield f"GPU {index} must be reset to replace memory that failed"
         if (gpu.get("used_mb") or 0) > max_used_mb:
             yield f"GPU {index} has {gpu['used_mb']} MB in use (limit {max_used_mb} MB)"
+    if "error" in gemm:
+        yield f"cannot multiply: {gemm['error']}"
+    for gpu in gemm.get("gpus", ()):
+        if "error" in gpu:
+            yield f"GPU {gpu['gpu']} cannot multiply: {gpu['error']}"
 
 
 def _describe_good_gpus(facts: Facts) -> str:
@@ -290,7 +292,7 @@ def _count_noun(count: int, noun: str) -> str:
     return f"{count} {noun}{'' if count == 1 else 's'}"
 
 
-def _judge_space(check: str) -> Callable[[Facts, Spec], Judgement]:
+def _space_judge(check: str) -> _Judge:
     """The judge of the free space that one of the checks disk, tmp and shm measured."""
 
     def judge_node(facts: Facts, spec: Spec) -> Judgement:
@@ -305,7 +307,7 @@ def _judge_space(check: str) -> Callable[[Facts, Spec], Judgement]:
             return "fail", "no more files can be created: no inode is free", facts
         return "pass", f"{_gb(facts['free'])} free", facts
 
-    return judge_node
+    return _by_node(judge_node)
 
 
 def _ms(amount: float) -> str:
@@ -318,31 +320,18 @@ def _gb(amount: float) -> str:
 
 
 def _judge_limits(facts: Facts, spec: Spec) -> Judgement:
-    files, memory = facts["nofile"], facts["memlock"]
-    files_problem = _files_problem(files, spec)
-    memory_problem = None if memory is None else _memory_problem(memory, facts["rdma"], spec)
-    summaries = [
-        f"{'any number of' if files is None else files} open files" + (files_problem or ""),
-        f"{'any amount' if memory is None else _gb(memory)} of locked memory" + (memory_problem or ""),
-    ]
-    return "fail" if files_problem or memory_problem else "pass", ", ".join(summaries), facts
-
-
-def _files_problem(files: int | None, spec: Spec) -> str | None:
-    """What is wrong with the limit on open files, None being no limit; None if nothing is wrong."""
-    minimum = spec.preflight.limits.min_nofile
-    return f" (limit {minimum})" if files is not None and files < minimum else None
-
-
-def _memory_problem(memory: int, rdma_devices: Sequence[str], spec: Spec) -> str | None:
-    """What is wrong with a limit on locked memory, in bytes; None if nothing is."""
-    minimum_gb = spec.preflight.limits.min_memlock_gb
-    if minimum_gb is not None:
-        return f" (limit {minimum_gb:g} GB)" if memory < minimum_gb * 1e9 else None
+    # None is no limit.
+    files, memory, limits = facts["nofile"], facts["memlock"], spec.preflight.limits
+    few_files = f" (limit {limits.min_nofile})" if files is not None and files < limits.min_nofile else ""
+    little_memory = ""
+    if memory is not None and limits.min_memlock_gb is not None:
+        little_memory = f" (limit {limits.min_memlock_gb:g} GB)" if memory < limits.min_memlock_gb * 1e9 else ""
     # RDMA registers, and so locks, all memory that it sends from and receives into.
-    if rdma_devices and spec.network.profile in _RDMA_PROFILES:
-        return f" (RDMA over {', '.join(rdma_devices)} needs any amount)"
-    return None
+    elif memory is not None and facts["rdma"] and spec.network.profile in _RDMA_PROFILES:
+        little_memory = f" (RDMA over {', '.join(facts['rdma'])} needs any amount)"
+    summary = f"{'any number of' if files is None else files} open files{few_files}, "
+    summary += f"{'any amount' if memory is None else _gb(memory)} of locked memory{little_memory}"
+    return "fail" if few_files or little_memory else "pass", summary, facts
 
 
 def _judge_dns(facts: Facts, spec: Spec) -> Judgement:
@@ -353,26 +342,20 @@ def _judge_dns(facts: Facts, spec: Spec) -> Judgement:
     return ("fail", f"{summary} (limit {limit:g} ms)", facts) if slowest > limit else ("pass", summary, facts)
 
 
-def _judge_environment(facts: Facts, _: Spec) -> Judgement:
-    # "said" holds sentences; journals contain this key as evidence.
-    return ("fail", "; ".join(facts["said"]), facts) if facts["said"] else ("pass", "nothing to say", facts)
-
-
-def _judge_node_of_plugin(facts: Facts, _: Spec) -> Judgement:
-    return facts["status"], facts["summary"], facts["evidence"]
-
-
-_judge_plugin = _each(_judge_node_of_plugin)
+_judge_plugin = _by_node(lambda facts, _: (facts["status"], facts["summary"], facts["evidence"]))
 _JUDGES: dict[str, _Judge] = {
     "shared": _judge_shared,
     "versions": _judge_versions,
-    "gpu": _each(_judge_gpu),
-    "hardware": _judge_hardware,
-    "disk": _each(_judge_space("disk")),
-    "tmp": _each(_judge_space("tmp")),
-    "shm": _each(_judge_space("shm")),
-    "limits": _each(_judge_limits),
-    "dns": _each(_judge_dns),
+    "gpu": _by_node(_judge_gpu),
+    "hardware": judge_hardware,
+    "disk": _space_judge("disk"),
+    "tmp": _space_judge("tmp"),
+    "shm": _space_judge("shm"),
+    "limits": _by_node(_judge_limits),
+    "dns": _by_node(_judge_dns),
     "straggler": _judge_straggler,
-    "environment": _each(_judge_environment),
+    # "said" holds sentences; journals contain this key as evidence.
+    "environment": _by_node(
+        lambda facts, _: ("fail" if facts["said"] else "pass", "; ".join(facts["said"]) or "nothing to say", facts)
+    ),
 }

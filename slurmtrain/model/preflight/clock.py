@@ -7,7 +7,7 @@ is positive if the clock is ahead.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import median_low
 from typing import Any
@@ -43,7 +43,11 @@ def offset_from_stamps(samples: Sequence[Stamps]) -> ClockOffset:
     """
     if not samples:
         raise ValueError("no stamps were exchanged with node 0")
-    usable = [stamps for stamps in samples if _is_possible(stamps)]
+    usable = [
+        stamps
+        for stamps in samples
+        if stamps[0] <= stamps[3] and stamps[1] <= stamps[2] and 0 <= _delay(stamps) < math.inf
+    ]
     if not usable:
         raise ValueError(f"a clock was set during the measurement: none of its {len(samples)} samples is possible")
     best = min(usable, key=_delay)
@@ -56,9 +60,20 @@ def _delay(stamps: Stamps) -> float:
     return (t4 - t1) - (t3 - t2)
 
 
-def _is_possible(stamps: Stamps) -> bool:
-    t1, t2, t3, t4 = stamps
-    return t1 <= t4 and t2 <= t3 and _delay(stamps) >= 0 and math.isfinite(_delay(stamps))
+def clock_record(offset: ClockOffset | None, discipline: Mapping[str, Any]) -> dict[str, Any]:
+    """What is journaled of a node's clock.
+
+    Args:
+        offset: How far it is ahead; None if it was not measured.
+        discipline: What :func:`slurmtrain.runtime.preflight.facts.clock_facts.read_discipline` returned.
+    """
+    return {
+        "offset_ms": None if offset is None else round(offset.offset_s * 1e3, 6),
+        "bound_ms": None if offset is None else round(offset.bound_s * 1e3, 6),
+        "samples": 0 if offset is None else offset.samples,
+        "disciplined": discipline.get("disciplined"),
+        "source": str(discipline.get("source", "none")),
+    }
 
 
 def judge_clocks(
@@ -87,28 +102,21 @@ def judge_clocks(
     nodes = sorted({*offsets, *disciplines})
     names = {node: hosts.get(node, f"node {node}") for node in {*nodes, 0}}
     comparison = _Comparison(measured, _choose_reference(measured, disciplines, limits), names, limits)
-    return {node: apply_level(_finding(node, comparison, disciplines.get(node, {})), limits.level) for node in nodes}
+    findings = {node: _judge_clock(node, comparison, disciplines.get(node, {})) for node in nodes}
+    return {node: apply_level(finding, limits.level) for node, finding in findings.items()}
 
 
-def _finding(node: int, comparison: _Comparison, discipline: Mapping[str, Any]) -> Finding:
-    span, description, disciplined = (
-        comparison.span(node),
-        _describe_discipline(discipline),
-        discipline.get("disciplined"),
-    )
-    compared = comparison.describe(node)
+def _judge_clock(node: int, comparison: _Comparison, discipline: Mapping[str, Any]) -> Finding:
+    span, disciplined = comparison.span(node), discipline.get("disciplined")
+    description, compared = str(discipline.get("description", "no time service answers")), comparison.describe(node)
     status = "pass" if span is None else comparison.status(span)
     if status == "pass" and disciplined is not True:
         status = "warn"
-    evidence = {
-        "offset_ms": None if span is None else round(span.middle * 1e3, 6),
-        "bound_ms": None if span is None else round(span.bound * 1e3, 6),
-        "samples": 0 if span is None else comparison.measured[node].samples,
-        "disciplined": disciplined,
-        "source": str(discipline.get("source", "none")),
-        # Journals contain this key.
-        "said": description,
-    }
+    offset = None
+    if span is not None:
+        offset = ClockOffset(span.middle, span.bound, comparison.measured[node].samples)
+    # Journals contain the key "said".
+    evidence = {**clock_record(offset, discipline), "said": description}
     if status != "pass":
         evidence["advice"] = ADVICE
     # Mention what keeps a clock if nothing does, or if nothing else is known.
@@ -172,20 +180,15 @@ def _choose_reference(
         if span.certain > limits.warn_ms / 1e3 and unsynchronised == [0]:
             return _Reference(span, frozenset({other}))
         return _NODE_0
-    # Prefer a majority that agrees closely to one that agrees roughly.
-    majorities = (_majority(measured, limit / 1e3) for limit in (limits.warn_ms, limits.fail_ms))
-    return next((majority for majority in majorities if majority is not None and 0 not in majority.nodes), _NODE_0)
-
-
-def _majority(measured: Mapping[int, ClockOffset], limit_s: float) -> _Reference | None:
-    """The nodes that agree with the median within a limit in seconds, if they are more than half of all.
-
-    The median's span runs from the median of the lower ends to the median of the upper ends.
-    """
+    # The median's span runs from the median of the lower ends to the median of the upper ends.
     spans = {node: _Span.from_offset(offset) for node, offset in measured.items()}
     median = _Span(median_low(span.low for span in spans.values()), median_low(span.high for span in spans.values()))
-    agreeing = frozenset(node for node, span in spans.items() if span.minus(median).certain <= limit_s)
-    return _Reference(median, agreeing) if 2 * len(agreeing) > len(spans) else None
+    # Prefer a majority that agrees closely to one that agrees roughly.
+    for limit_ms in (limits.warn_ms, limits.fail_ms):
+        agreeing = frozenset(node for node, span in spans.items() if span.minus(median).certain <= limit_ms / 1e3)
+        if 2 * len(agreeing) > len(spans) and 0 not in agreeing:
+            return _Reference(median, agreeing)
+    return _NODE_0
 
 
 # --- descriptions -----------------------------------------------------------------------------------------------
@@ -226,8 +229,21 @@ class _Comparison:
             other = next(measured for measured in self.measured if measured != node)
             subject = f"{self.names[other]} is" if others == 1 else f"the other {others} nodes are"
             return [f"{subject} compared with it"]
-        remarks = ", ".join(self._remarks(span))
-        return [f"{self._distance(span)} {self._reference_name(node)}" + (f" ({remarks})" if remarks else "")]
+        warn, fail = self.limits.warn_ms / 1e3, self.limits.fail_ms / 1e3
+        remarks = [f"± {_length(span.bound)}"] if span.certain > 0 and self._is_narrow(span) else []
+        match self.status(span):
+            case "fail":
+                remarks.append(f"limit {_length(fail)}")
+            case "warn" if span.certain > warn:
+                remarks.append(f"warning from {_length(warn)}")
+            case "warn":
+                remarks.append(f"too uncertain for a limit of {_length(fail)}")
+        agreeing = self.reference.nodes - {node}
+        if len(self.reference.nodes) == 1:
+            name = self.names[next(iter(agreeing))]
+        else:
+            name = f"{'the' if len(agreeing) == others else f'{len(agreeing)} of the'} other {others} nodes"
+        return [f"{self._distance(span)} {name}" + (f" ({', '.join(remarks)})" if remarks else "")]
 
     def _is_narrow(self, span: _Span) -> bool:
         """Whether its bound is too small to matter."""
@@ -241,39 +257,6 @@ class _Comparison:
         near, far = sorted((abs(span.low), abs(span.high)))
         size = _length(abs(span.middle)) if self._is_narrow(span) else f"between {_length(near)} and {_length(far)}"
         return f"{size} {'ahead of' if span.middle > 0 else 'behind'}"
-
-    def _remarks(self, span: _Span) -> Iterator[str]:
-        status, warn, fail = self.status(span), self.limits.warn_ms / 1e3, self.limits.fail_ms / 1e3
-        if span.certain > 0 and self._is_narrow(span):
-            yield f"± {_length(span.bound)}"
-        if status == "fail":
-            yield f"limit {_length(fail)}"
-        elif status == "warn":
-            yield (
-                f"warning from {_length(warn)}"
-                if span.certain > warn
-                else f"too uncertain for a limit of {_length(fail)}"
-            )
-
-    def _reference_name(self, node: int) -> str:
-        agreeing, others = self.reference.nodes - {node}, len(self.measured) - 1
-        if len(self.reference.nodes) == 1:
-            return self.names[next(iter(agreeing))]
-        share = "the" if len(agreeing) == others else f"{len(agreeing)} of the"
-        return f"{share} other {others} nodes"
-
-
-def _describe_discipline(discipline: Mapping[str, Any]) -> str:
-    """What keeps a node's clock, or why that is not known."""
-    if discipline.get("description"):
-        return str(discipline["description"])
-    if "timeout" in discipline:
-        return f"its time service did not answer within {discipline['timeout']} s"
-    if "error" in discipline or "skip" in discipline:
-        return f"its time service was not asked: {discipline.get('error', discipline.get('skip'))}"
-    if discipline.get("disciplined") is None:
-        return "no time service answers"
-    return "synchronised" if discipline["disciplined"] else "not synchronised"
 
 
 def _length(seconds: float) -> str:

@@ -7,7 +7,7 @@ their names; so a few networks are guessed, and each is probed with real connect
 from __future__ import annotations
 
 import ipaddress
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -137,10 +137,24 @@ def candidate_networks(
 
     ``addresses`` are by node. ``pinned``: the interface that the spec names, on every node.
     """
-    excluded = list(_shared_addresses(addresses))
-    unusable = {(shared.node, shared.address) for shared in excluded}
+    owners: defaultdict[str, set[int]] = defaultdict(set)
+    for node, own in addresses.items():
+        for candidate in own.candidates:
+            owners[candidate.address].add(node)
+    # Addresses that several nodes have are bridges of containers, which lead to no other node.
+    excluded = [
+        ExcludedAddress(
+            node=node,
+            interface=candidate.interface,
+            address=candidate.address,
+            reason=f"{len(owners[candidate.address])} nodes have this address",
+        )
+        for node, own in addresses.items()
+        for candidate in own.candidates
+        if len(owners[candidate.address]) > 1
+    ]
     usable = {
-        node: [candidate for candidate in own.candidates if (node, candidate.address) not in unusable]
+        node: [candidate for candidate in own.candidates if len(owners[candidate.address]) == 1]
         for node, own in addresses.items()
     }
     networks: dict[tuple[str, ...], Network] = {}
@@ -151,7 +165,7 @@ def candidate_networks(
             networks.setdefault(_address_key(members), Network(name, dict(sorted(members.items())), is_pinned))
     # The addresses over which the nodes found node 0 are known to work: that network is kept however it ranks.
     working = _address_key(_members_by_route(addresses, usable))
-    ranked = sorted(networks.items(), key=lambda item: _rank(ProbedNetwork(item[1]), ()))
+    ranked = sorted(networks.items(), key=lambda item: _merit(ProbedNetwork(item[1]), ()))
     kept = [network for index, (key, network) in enumerate(ranked) if index < _MAX_PROBED or key == working]
     return kept, excluded
 
@@ -193,7 +207,7 @@ def elect(probed: Sequence[ProbedNetwork]) -> int | None:
     comes before IPv6.
     """
     proved = [index for index, network in enumerate(probed) if network.proved]
-    return min(proved, key=lambda index: _rank(probed[index], probed), default=None)
+    return min(proved, key=lambda index: _merit(probed[index], probed), default=None)
 
 
 def better_unproved_networks(probed: Sequence[ProbedNetwork], elected: int) -> list[ProbedNetwork]:
@@ -283,44 +297,19 @@ def _members_by_route(
     }
 
 
-def _shared_addresses(addresses: Mapping[int, NodeAddresses]) -> Iterator[ExcludedAddress]:
-    """Addresses that several nodes have: bridges of containers, which lead to no other node."""
-    owners: dict[str, list[int]] = {}
-    for node, own in addresses.items():
-        for candidate in own.candidates:
-            owners.setdefault(candidate.address, []).append(node)
-    for node, own in addresses.items():
-        for candidate in own.candidates:
-            count = len(set(owners[candidate.address]))
-            if count > 1:
-                reason = f"{count} nodes have this address"
-                yield ExcludedAddress(
-                    node=node, interface=candidate.interface, address=candidate.address, reason=reason
-                )
-
-
-def _rank(candidate: ProbedNetwork, probed: Sequence[ProbedNetwork]) -> tuple[Any, ...]:
+def _merit(candidate: ProbedNetwork, probed: Sequence[ProbedNetwork]) -> tuple[Any, ...]:
     """A key that sorts the best network first, among all that were probed.
 
     All nodes must arrive at the same choice at each attempt: the names at the end break ties.
     """
     network = candidate.network
     best_rate = max((other.rate or 0.0 for other in probed if other.proved), default=0.0)
-    rate = candidate.rate if candidate.rate is not None else _rate_over_same_interfaces(candidate, probed)
+    # A network of the other family over the same interfaces has the same rate.
+    alike = (other.rate for other in probed if other.network.interfaces == network.interfaces)
+    rate = candidate.rate if candidate.rate is not None else next((each for each in alike if each is not None), None)
     fast = rate is None or rate * _EQUAL_RATE >= best_rate
     # An unknown speed counts as the best one, so that the measured rate decides.
-    speed = network.speed_mbps if network.speed_mbps is not None else _best_speed(probed)
+    speeds = [other.network.speed_mbps or 0 for other in probed if other.proved]
+    speed = network.speed_mbps if network.speed_mbps is not None else max(speeds, default=0)
     names = sorted(natural_sort_key(name) for name in set(network.interfaces.values()))
     return (not network.pinned, -speed, not fast, -network.mtu, network.family, names, network.name)
-
-
-def _rate_over_same_interfaces(candidate: ProbedNetwork, probed: Sequence[ProbedNetwork]) -> float | None:
-    """The rate of a network of the other family over the same interfaces."""
-    rates = (other.rate for other in probed if other.network.interfaces == candidate.network.interfaces)
-    return next((rate for rate in rates if rate is not None), None)
-
-
-def _best_speed(probed: Sequence[ProbedNetwork]) -> int:
-    """In Mbit/s, of the proved networks whose speed is known; 0 if there are none."""
-    speeds = (candidate.network.speed_mbps for candidate in probed if candidate.proved)
-    return max((speed for speed in speeds if speed is not None), default=0)

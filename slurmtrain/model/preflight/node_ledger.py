@@ -11,7 +11,7 @@ from statistics import median_low
 
 from slurmtrain.model.preflight.finding import FindingKey, LedgerEntry
 from slurmtrain.model.run.events.agent_events import AgentStarted, JobRequeue, PreflightDone
-from slurmtrain.model.run.events.base import AnyEvent, Event, select
+from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.command_events import NodeForgiven
 from slurmtrain.model.run.layout import attempt_of, node_of
 
@@ -31,19 +31,24 @@ def ledger_entries(run_id: str, events: Iterable[AnyEvent], numbers: Mapping[str
     return [
         entry
         for key, own in sorted(attempts.items())
-        if any(agent.payload.executor == "slurm" for agent in select(own, AgentStarted))
-        for entry in _attempt_entries(run_id, key, numbers.get(key, 0), own)
+        for entry in _entries_of_attempt(run_id, key, numbers.get(key, 0), own)
     ]
 
 
-def _attempt_entries(run_id: str, key: str, number: int, events: Sequence[AnyEvent]) -> list[LedgerEntry]:
-    hosts = {agent.source: agent.payload.host for agent in select(events, AgentStarted)}
+def _entries_of_attempt(run_id: str, key: str, number: int, events: Sequence[AnyEvent]) -> list[LedgerEntry]:
+    agents = list(select(events, AgentStarted))
+    if not any(agent.payload.executor == "slurm" for agent in agents):
+        return []
+    hosts = {agent.source: agent.payload.host for agent in agents}
     ordered = sorted(select(events, PreflightDone), key=lambda event: event.order)
     preflights = {event.source: event for event in ordered}
     # Nodes that never reported have no event of their own: node 0 names them when it requeues the job without them.
     silent = {host: event for event in select(events, JobRequeue) for host in event.payload.exclude}
     blamed = {hosts[source]: event for source, event in preflights.items() if event.payload.blamed and source in hosts}
-    seen_at = _preflight_time([*preflights.values()], [event.time for event in silent.values()])
+    # The preflight ended at the same time on all nodes; a blamed node may be blamed for its clock.
+    trusted = [event.time for event in preflights.values() if not event.payload.blamed]
+    trusted += [event.time for event in silent.values()]
+    times = trusted or [event.time for event in preflights.values()]
     entries = []
     for host in sorted({*silent, *blamed}):
         preflight = blamed.get(host)
@@ -61,20 +66,10 @@ def _attempt_entries(run_id: str, key: str, number: int, events: Sequence[AnyEve
                 checks=tuple(str(finding.get("check")) for finding in failed),
                 reason=reason,
                 evidence={str(finding.get("check")): finding.get("evidence", {}) for finding in failed},
-                seen_at=seen_at,
+                seen_at=median_low(times),
             )
         )
     return entries
-
-
-def _preflight_time(preflights: Sequence[Event[PreflightDone]], silent: Sequence[float]) -> float:
-    """When the preflight ended (at the same time on all nodes), not by the clock of a blamed node.
-
-    That clock may be what the node is blamed for. ``silent``: when node 0 named the nodes that never reported.
-    """
-    trusted = [event.time for event in preflights if not event.payload.blamed] + list(silent)
-    times = trusted or [event.time for event in preflights]
-    return median_low(times) if times else 0.0
 
 
 def forgiven_findings(events: Iterable[AnyEvent]) -> frozenset[FindingKey]:

@@ -2,7 +2,7 @@
 
 ``python -m slurmtrain.runtime.preflight.announce`` prints lines for a shell to evaluate. This way the nodes find each
 other without name resolution and without waiting for a shared filesystem. Tasks that do not receive these variables
-read the same values from a file that node 0 writes (:mod:`slurmtrain.runtime.preflight.discovery`).
+read the same values from a file that node 0 writes (:mod:`slurmtrain.runtime.preflight.entry`).
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import secrets
 import shlex
 import sys
-from collections.abc import Iterator
 
 from slurmtrain.runtime.environment.node import BOOTSTRAP, CoordinatorEndpoints, this_slurm_job
 from slurmtrain.runtime.preflight import ports
@@ -22,30 +21,22 @@ from slurmtrain.runtime.preflight.ports import listen_on_first, source_towards
 _OUTSIDE_ADDRESSES = {4: "192.0.2.1", 6: "2001:db8::1"}
 
 
-def main() -> None:
+def announce_node_0() -> None:
     """Print the variables as ``export`` lines; if there is no network, print only why, on standard error."""
-    addresses = list(_addresses())
+    candidates = [candidate.address for candidate in find_candidates(0)[0]]
+    routes = [source_towards(_OUTSIDE_ADDRESSES[version]) for version in (4, 6)]
+    # The default route's come first: all nodes can most likely reach these.
+    addresses = list(dict.fromkeys([*(source for source in routes if source in candidates), *candidates]))
     if not addresses:
         sys.exit("this node has no network address that others could reach; they will look for a file")
     job_id, restart = this_slurm_job()
-    port = _find_free_port(job_id, restart)
+    # A port that is free now. If it is in use when node 0's agent starts, the agent chooses another one.
+    with listen_on_first(ports.job_ports(job_id, restart, salt=BOOTSTRAP)) as listener:
+        port = int(listener.getsockname()[1])
     endpoints = CoordinatorEndpoints(tuple(addresses), port, secrets.token_bytes(32))
     for name, value in endpoints.variables().items():
         print(f"export {name}={shlex.quote(value)}")
 
 
-def _addresses() -> Iterator[str]:
-    """All addresses of this node, starting with the default route's, which all nodes can most likely reach."""
-    addresses = [candidate.address for candidate in find_candidates(0)[0]]
-    routes = (source_towards(_OUTSIDE_ADDRESSES[version]) for version in (4, 6))
-    yield from dict.fromkeys([*(source for source in routes if source in addresses), *addresses])
-
-
-def _find_free_port(job_id: str, restart: int) -> int:
-    """A port that is free now. If it is in use when node 0's agent starts, the agent chooses another one."""
-    with listen_on_first(ports.job_ports(job_id, restart, salt=BOOTSTRAP)) as listener:
-        return int(listener.getsockname()[1])
-
-
 if __name__ == "__main__":
-    main()
+    announce_node_0()

@@ -140,7 +140,9 @@ class ParticipantConnections:
             if remaining_s <= 0:
                 raise ResponseTimeout(missing)
             await _wait_for_event(self._changed, min(remaining_s, _POLL_S))
-            self._check_heartbeats()
+            for node, last in self._last_message.items():
+                if time.monotonic() - last > HEARTBEAT_TIMEOUT_S:
+                    self._lost.setdefault(node, _heartbeat_lost(node))
 
     async def broadcast(self, topic: str, payload: Any) -> None:
         """Send the same message to all participants."""
@@ -182,9 +184,12 @@ class ParticipantConnections:
 
     async def _receive_all(self, channel: Channel) -> None:
         """Handle the messages of one participant until it disconnects, or connects again."""
-        node = -1
+        node: Any = None
         try:
-            node = _node_of(await channel.receive())
+            hello = await channel.receive()
+            node = hello.get("node") if isinstance(hello, dict) else None
+            if type(node) is not int:
+                raise ChannelClosed(NOT_A_MESSAGE)
             if node not in self._participants:
                 raise AuthenticationError(f"there is no node {node}")
             # If a participant connects again, its newest connection counts.
@@ -215,12 +220,6 @@ class ParticipantConnections:
         else:
             self._reports.setdefault(topic, {})[node] = payload
             self._changed.set()
-
-    def _check_heartbeats(self) -> None:
-        now = time.monotonic()
-        for node, last in self._last_message.items():
-            if now - last > HEARTBEAT_TIMEOUT_S:
-                self._lost.setdefault(node, _heartbeat_lost(node))
 
 
 class CoordinatorConnection:
@@ -393,14 +392,6 @@ async def _keep_connecting(
             problems[endpoint] = f"{place}: {error.strerror or error}"
         await asyncio.sleep(pause)
         pause = min(pause * 1.5, _LAST_RETRY_S)
-
-
-def _node_of(message: Any) -> int:
-    """The node that the first message of a connection names. Raises ChannelClosed if it is something else."""
-    node = message.get("node") if isinstance(message, dict) else None
-    if type(node) is not int:
-        raise ChannelClosed(NOT_A_MESSAGE)
-    return node
 
 
 def _content(message: Any) -> tuple[str, Any]:

@@ -22,31 +22,28 @@ import contextlib
 import hashlib
 import socket
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import Any
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.preflight import election
-from slurmtrain.model.preflight.clock import ClockOffset
+from slurmtrain.model.preflight.clock import ClockOffset, clock_record
 from slurmtrain.model.preflight.election import (
     Candidate,
     ExcludedAddress,
-    Network,
     NetworkProblem,
     NodeAddresses,
     ProbedNetwork,
 )
 from slurmtrain.model.preflight.finding import Finding
-from slurmtrain.model.preflight.network import election_record
 from slurmtrain.model.preflight.verdict import (
     PreflightReports,
     Verdict,
     absence_verdict,
+    election_record,
     judge_bandwidth,
     judge_nodes,
 )
-from slurmtrain.model.run.events.agent_events import NetworkElected
-from slurmtrain.runtime.preflight.background import in_background
 from slurmtrain.runtime.preflight.connections import ParticipantConnections, PeerLost, ResponseTimeout
 from slurmtrain.runtime.preflight.participant import (
     BANDWIDTH_S,
@@ -56,6 +53,7 @@ from slurmtrain.runtime.preflight.participant import (
     Participant,
     PreflightOutcome,
     ProbeTask,
+    in_background,
     make_join_report,
     measure_and_probe,
     measure_rates,
@@ -116,21 +114,52 @@ class _Coordinator:
 
     async def run(self, secret: bytes) -> PreflightOutcome:
         """Run all rounds. Raises PeerLost."""
+        participant = self._participant
         try:
             task = await self._collect_joins(secret)
-            reports = await self._collect_measurements(task)
+            tasks = task.to_dict(participant.nodes)
+            await self._connections.send_each(
+                "command", {node: {"do": "measure", "task": of_node} for node, of_node in tasks.items()}
+            )
+            own_report = {**await measure_and_probe(participant, self._prober, task), "clock": None}
+            reports = await self._connections.gather(
+                "measure", own_report, participant.spec.preflight.timeout_s + MARGIN_S
+            )
         except ResponseTimeout as timeout:
             verdict = absence_verdict(timeout.nodes, self._hosts, "its agent has not reported in time")
-            return await self._end(_Ending(verdict))
-        probed = await self._add_rates(_probed_networks(task.networks, reports), task)
-        merged = self._merge_reports(reports, probed)
-        members = self._elected_members(probed)
-        verdict, listeners = self._bind_ports(judge_nodes(merged, self._participant.spec), members)
-        if listeners and self._participant.spec.preflight.bandwidth.level != "off":
-            verdict = verdict.adding(await self._measure_bandwidth(members))
-        return await self._end(
-            _Ending(verdict, members, _clock_records(merged), listeners, self._election_record(reports, probed, merged))
+            return await self._end(verdict, {}, {}, ())
+        probed = await self._probed_networks(task, reports)
+        offsets = {
+            node: ClockOffset(**report["clock"]) if report["clock"] else None for node, report in reports.items()
+        }
+        if participant.nodes > 1:
+            offsets[0] = ClockOffset(0.0, 0.0, 0)
+        merged = PreflightReports(
+            hosts=self._hosts,
+            addresses=self._addresses,
+            facts={node: report["facts"] for node, report in reports.items()},
+            offsets=offsets,
+            disciplines={node: report["discipline"] for node, report in reports.items()},
+            probed=probed if participant.needs_network else None,
+            elected=election.elect(probed),
         )
+        # Without a network in common, there are none; an unproved one is better than none if the spec only warns.
+        members: Mapping[int, Candidate] = dict.fromkeys(range(participant.nodes), LOOPBACK)
+        if participant.needs_network:
+            chosen = merged.elected
+            if chosen is None and participant.spec.preflight.network.level != "fail":
+                chosen = election.elect([replace(network, problems=()) for network in probed])
+            members = {} if chosen is None else probed[chosen].network.members
+        verdict, listeners = self._bind_ports(judge_nodes(merged, participant.spec), members)
+        if listeners and participant.spec.preflight.bandwidth.level != "off":
+            verdict = verdict.adding(await self._measure_bandwidth(members))
+        clocks = {node: clock_record(offsets[node], discipline) for node, discipline in merged.disciplines.items()}
+        outcome = await self._end(verdict, members, clocks, listeners)
+        if not probed:
+            return outcome
+        tests = sum(int(report["tests"]) for report in reports.values())
+        record = election_record(probed, merged.elected, self._excluded, self._hosts, tests)
+        return replace(outcome, election=record)
 
     async def _collect_joins(self, secret: bytes) -> ProbeTask:
         """Wait until all nodes have joined, and choose the networks to probe. Raises ResponseTimeout."""
@@ -148,30 +177,29 @@ class _Coordinator:
         ports = {node: int(report["port"]) for node, report in joined.items()}
         # The token ends up in the name of a file in the run directory, so it must reveal nothing about the secret.
         token = hashlib.sha256(f"token of {secret.hex()}".encode()).hexdigest()
-        return ProbeTask(self._candidate_networks(), ports, token)
-
-    async def _collect_measurements(self, task: ProbeTask) -> _Reports:
-        """Have all nodes measure and probe. Raises ResponseTimeout."""
-        tasks = task.to_dict(self._participant.nodes)
-        commands = {node: {"do": "measure", "task": of_node} for node, of_node in tasks.items()}
-        await self._connections.send_each("command", commands)
-        own_report = {**await measure_and_probe(self._participant, self._prober, task), "clock": None}
-        timeout_s = self._participant.spec.preflight.timeout_s + MARGIN_S
-        return await self._connections.gather("measure", own_report, timeout_s)
-
-    def _candidate_networks(self) -> list[Network]:
         if not self._participant.needs_network:
-            return []
+            return ProbeTask([], ports, token)
         interface = self._participant.spec.network.interface
         networks, shared = election.candidate_networks(self._addresses, None if interface == "auto" else interface)
         self._excluded += shared
-        return networks
+        return ProbeTask(networks, ports, token)
 
-    async def _add_rates(self, probed: Sequence[ProbedNetwork], task: ProbeTask) -> list[ProbedNetwork]:
-        """The same networks, with measured rates if nothing else distinguishes them."""
+    async def _probed_networks(self, task: ProbeTask, reports: _Reports) -> list[ProbedNetwork]:
+        """The networks with the problems that nodes had on each, and measured rates if these have to decide."""
+        probed = [
+            ProbedNetwork(
+                network,
+                [
+                    NetworkProblem(source=node, target=target, reason=reason)
+                    for node, report in reports.items()
+                    for target, reason in report["problems"][index]
+                ],
+            )
+            for index, network in enumerate(task.networks)
+        ]
         indices = election.networks_to_rate(probed)
         if not indices:
-            return list(probed)
+            return probed
         await self._connections.broadcast("command", {"do": "rate", "networks": indices})
         own_rates = await measure_rates(self._participant, self._prober, task, indices)
         # Without rates the election falls back to the MTU and the names: no reason to fail.
@@ -183,33 +211,7 @@ class _Coordinator:
                 for position, index in enumerate(indices)
             }
             return [replace(network, rate=rates.get(index)) for index, network in enumerate(probed)]
-        return list(probed)
-
-    def _merge_reports(self, reports: _Reports, probed: Sequence[ProbedNetwork]) -> PreflightReports:
-        offsets = {
-            node: ClockOffset(**report["clock"]) if report["clock"] else None for node, report in reports.items()
-        }
-        if self._participant.nodes > 1:
-            offsets[0] = ClockOffset(0.0, 0.0, 0)
-        return PreflightReports(
-            hosts=self._hosts,
-            addresses=self._addresses,
-            facts={node: report["facts"] for node, report in reports.items()},
-            offsets=offsets,
-            disciplines={node: report["discipline"] for node, report in reports.items()},
-            probed=probed if self._participant.needs_network else None,
-            elected=election.elect(probed),
-        )
-
-    def _elected_members(self, probed: Sequence[ProbedNetwork]) -> Mapping[int, Candidate]:
-        """Each node's address for training, by node; empty if the nodes have no network in common."""
-        if not self._participant.needs_network:
-            return dict.fromkeys(range(self._participant.nodes), LOOPBACK)
-        elected = election.elect(probed)
-        if elected is None and self._participant.spec.preflight.network.level != "fail":
-            # An unproved network is better than none if the spec only warns.
-            elected = election.elect([replace(network, problems=()) for network in probed])
-        return {} if elected is None else probed[elected].network.members
+        return probed
 
     def _bind_ports(
         self, verdict: Verdict, members: Mapping[int, Candidate]
@@ -257,94 +259,45 @@ class _Coordinator:
             facts = {node: {"error": problem} for node in timeout.nodes}
         return judge_bandwidth(facts, self._participant.spec)
 
-    def _election_record(
-        self, reports: _Reports, probed: Sequence[ProbedNetwork], merged: PreflightReports
-    ) -> NetworkElected | None:
-        """The journal record of the election; None if there was nothing to elect."""
-        if not probed:
-            return None
-        tests = sum(int(report["tests"]) for report in reports.values())
-        return election_record(probed, merged.elected, self._excluded, self._hosts, tests)
+    async def _end(
+        self,
+        verdict: Verdict,
+        members: Mapping[int, Candidate],
+        clocks: Mapping[int, Mapping[str, Any]],
+        listeners: Sequence[socket.socket],
+    ) -> PreflightOutcome:
+        """Send each node its last command, and wait until all have disconnected.
 
-    async def _end(self, ending: _Ending) -> PreflightOutcome:
-        """Send each node its last command, and wait until all have disconnected."""
-        if ending.verdict.problem is None:
+        ``members`` and ``clocks`` are by node: addresses for training, and what is journaled of clocks. ``listeners``:
+        the sockets bound to the port of rank 0 and, with several nodes, to the agents' port.
+        """
+        if verdict.problem is None:
             await in_background(self._participant.finish)
-        # A node cannot be excluded by name if its name is unknown.
-        blamed = [self._hosts[node] for node in ending.verdict.blamed if node in self._named]
-        commands = ending.commands(self._participant.nodes, blamed)
+        ports = [listener.getsockname()[1] for listener in listeners]
+        shared = {
+            "do": "end",
+            # A node cannot be excluded by name if its name is unknown.
+            "blamed": [self._hosts[node] for node in verdict.blamed if node in self._named],
+            "problem": verdict.problem,
+            "master": [members[0].address, ports[0]] if ports else None,
+            "control_port": ports[1] if len(ports) > 1 else None,
+        }
+        commands = {
+            node: {
+                **shared,
+                "findings": [finding.to_dict() for finding in verdict.findings.get(node, ())],
+                "address": members[node].address if members else "",
+                "interface": members[node].interface if members else "",
+                "clock": clocks.get(node, {}),
+            }
+            for node in range(self._participant.nodes)
+        }
         await self._connections.send_each("command", commands)
         await self._connections.wait_for_disconnects(_DISCONNECT_S)
         return replace(
             read_outcome(commands[0]),
-            election=ending.election,
-            reserved=ending.listeners[0] if ending.listeners else None,
-            control_listener=ending.listeners[1] if len(ending.listeners) > 1 else None,
+            reserved=listeners[0] if listeners else None,
+            control_listener=listeners[1] if len(listeners) > 1 else None,
             sent=self._connections.sent,
             tests=self._prober.made,
         )
-
-
-@dataclass(frozen=True, slots=True)
-class _Ending:
-    """The result of a preflight: everything that the last commands contain, by node where nodes differ.
-
-    ``listeners``: the sockets bound to the port of rank 0 and, with several nodes, to the agents' port.
-    """
-
-    verdict: Verdict
-    members: Mapping[int, Candidate] = field(default_factory=dict)
-    clocks: Mapping[int, Mapping[str, Any]] = field(default_factory=dict)
-    listeners: Sequence[socket.socket] = ()
-    election: NetworkElected | None = None
-
-    def commands(self, nodes: int, blamed: Sequence[str]) -> dict[int, dict[str, Any]]:
-        """The last command to each of ``nodes`` nodes, as :func:`.participant.read_outcome` reads it."""
-        ports = [listener.getsockname()[1] for listener in self.listeners]
-        shared = {
-            "do": "end",
-            "blamed": blamed,
-            "problem": self.verdict.problem,
-            "master": [self.members[0].address, ports[0]] if ports else None,
-            "control_port": ports[1] if len(ports) > 1 else None,
-        }
-        return {
-            node: {
-                **shared,
-                "findings": [finding.to_dict() for finding in self.verdict.findings.get(node, ())],
-                "address": self.members[node].address if self.members else "",
-                "interface": self.members[node].interface if self.members else "",
-                "clock": self.clocks.get(node, {}),
-            }
-            for node in range(nodes)
-        }
-
-
-def _probed_networks(networks: Sequence[Network], reports: _Reports) -> list[ProbedNetwork]:
-    """The networks, each with the problems that all nodes had on it."""
-    return [
-        ProbedNetwork(
-            network,
-            [
-                NetworkProblem(source=node, target=target, reason=reason)
-                for node, report in reports.items()
-                for target, reason in report["problems"][index]
-            ],
-        )
-        for index, network in enumerate(networks)
-    ]
-
-
-def _clock_records(reports: PreflightReports) -> dict[int, dict[str, Any]]:
-    """The journal record of each node's clock."""
-    records = {}
-    for node, discipline in reports.disciplines.items():
-        offset = reports.offsets.get(node)
-        records[node] = {
-            "offset_ms": None if offset is None else round(offset.offset_s * 1e3, 6),
-            "bound_ms": None if offset is None else round(offset.bound_s * 1e3, 6),
-            "samples": 0 if offset is None else offset.samples,
-            "disciplined": discipline.get("disciplined"),
-            "source": discipline.get("source", "none"),
-        }
-    return records

@@ -1,9 +1,16 @@
-"""The preflight as the node agent runs it: it measures this machine, stops at a signal, and writes to the journal."""
+"""The preflight as the node agent runs it: it measures this machine, stops at a signal, and writes to the journal.
+
+Agents find node 0 by variables that the batch script exported, or by a file in the run directory. Either source holds
+node 0's addresses, a port, and the secret of the attempt.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import secrets
+import socket
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,23 +22,31 @@ from slurmtrain.model.interruption.exit_report import ExitReport, report_signal
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.model.run.events.agent_events import ClockMeasured, PreflightDone
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints
+from slurmtrain.runtime.environment.node import BOOTSTRAP, CoordinatorEndpoints, Node, pop_coordinator_endpoints
 from slurmtrain.runtime.environment.ranks import environment_of_ranks
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.peers.channel import Refusals
+from slurmtrain.runtime.peers.peer_store import Link, MessageStore, StoreClient
 from slurmtrain.runtime.preflight import ports
-from slurmtrain.runtime.preflight.connections import PeerLost, ResponseTimeout
+from slurmtrain.runtime.preflight.connections import Endpoint, PeerLost, ResponseTimeout
 from slurmtrain.runtime.preflight.coordinator import coordinate
-from slurmtrain.runtime.preflight.discovery import listen_for_participants, watch_endpoints
 from slurmtrain.runtime.preflight.facts import clock_facts, measure
 from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce
 from slurmtrain.runtime.preflight.facts.measure import NodeContext
 from slurmtrain.runtime.preflight.participant import LOOPBACK, Participant, PreflightOutcome, participate
+from slurmtrain.runtime.preflight.ports import listen, listen_on_first
+from slurmtrain.system.files import read_json, write_json
 from slurmtrain.system.journal import Journal
 
 _SIGNAL_POLL_S = 0.05
 # A signal to all nodes may reach another node first; this node then notices the disconnect before the signal.
 _SIGNAL_SKEW_S = 0.3
+# If endpoints were exported, the file is read only after they have not worked for this long,
+_EXPORTED_ONLY_S = 3.0
+# and then only at this interval: a shared filesystem is slow.
+_FILE_POLL_S = 0.5
+# Nodes import torch at their own pace, minutes apart on a busy file server.
+_CONNECT_S = 300.0
 
 
 class _Stopped(Exception):
@@ -86,7 +101,16 @@ def run_preflight(
         )
     finally:
         local.remove_files()
-    _journal_outcome(journal, node, outcome, local.participant.host, time.monotonic() - began)
+    if outcome.election is not None:
+        journal.write(outcome.election)
+    clock = ClockMeasured.from_json({"node": node.index, **outcome.clock})
+    if outcome.clock and clock is not None:
+        journal.write(clock)
+    findings = [finding.to_dict() for finding in outcome.findings]
+    seconds, is_blamed = round(time.monotonic() - began, 3), local.participant.host in outcome.blamed
+    journal.write(
+        PreflightDone(node=node.index, status=outcome.status, seconds=seconds, findings=findings, blamed=is_blamed)
+    )
     return outcome
 
 
@@ -213,18 +237,83 @@ def _peer_lost_report(lost: PeerLost, host: str, flag: StopFlag) -> ExitReport:
     return ExitReport(cause="node_fail", reason=f"{host} is gone: {lost}", failed_at=time.time(), cascade=True)
 
 
-def _journal_outcome(journal: Journal, node: Node, outcome: PreflightOutcome, host: str, seconds: float) -> None:
-    if outcome.election is not None:
-        journal.write(outcome.election)
-    clock_facts = ClockMeasured.from_json({"node": node.index, **outcome.clock})
-    if outcome.clock and clock_facts is not None:
-        journal.write(clock_facts)
-    journal.write(
-        PreflightDone(
-            node=node.index,
-            status=outcome.status,
-            seconds=round(seconds, 3),
-            findings=[finding.to_dict() for finding in outcome.findings],
-            blamed=host in outcome.blamed,
-        )
-    )
+def listen_for_participants(
+    attempt: AttemptDir, job_id: str, restart: int, exported: CoordinatorEndpoints | None, addresses: Sequence[str]
+) -> tuple[socket.socket, bytes]:
+    """Listen, as node 0, on the exported port or else on another one, and write a file with the endpoints.
+
+    Args:
+        attempt: Where the file is written.
+        job_id: The job's id, from which other ports are derived.
+        restart: How often the job was restarted, which affects the choice too.
+        exported: What the batch script exported; None if it exported nothing.
+        addresses: This node's.
+
+    Returns:
+        The listening socket, and the secret.
+
+    Raises:
+        LaunchError: No port is free.
+    """
+    secret = exported.secret if exported is not None else secrets.token_bytes(32)
+    candidates = ports.job_ports(job_id, restart, salt=BOOTSTRAP)
+    if list(addresses) == ["127.0.0.1"]:  # all nodes are on this machine: no other machine connects
+        listener = listen("127.0.0.1", 0)
+    else:
+        listener = listen_on_first(itertools.chain([exported.port] if exported is not None else [], candidates))
+    # Always written: a task may not have received the variables, and the port may differ from the exported one.
+    endpoints = CoordinatorEndpoints(tuple(addresses), int(listener.getsockname()[1]), secret)
+    write_json(attempt.rendezvous, endpoints.to_dict(), private=True)
+    return listener, secret
+
+
+def watch_endpoints(attempt: AttemptDir, exported: CoordinatorEndpoints | None) -> Callable[[], Sequence[Endpoint]]:
+    """A function that returns the endpoints of node 0 that are known when it is called.
+
+    These are the ``exported`` ones and, after a while, the endpoints in the file.
+    """
+    from_environment = _endpoints(exported)
+    next_look = time.monotonic() + (_EXPORTED_ONLY_S if from_environment else 0.0)
+    from_file: list[Endpoint] = []
+
+    def known_endpoints() -> list[Endpoint]:
+        nonlocal next_look
+        if not from_file and time.monotonic() >= next_look:
+            content = read_json(attempt.rendezvous)
+            from_file.extend(_endpoints(CoordinatorEndpoints.from_dict(content) if content is not None else None))
+            # Without exported endpoints the file is the only source, so each call reads it.
+            next_look = time.monotonic() + (_FILE_POLL_S if from_environment else 0.0)
+        return from_environment + [endpoint for endpoint in from_file if endpoint not in from_environment]
+
+    return known_endpoints
+
+
+def _endpoints(coordinator: CoordinatorEndpoints | None) -> list[Endpoint]:
+    if coordinator is None:
+        return []
+    return [Endpoint(address, coordinator.port, coordinator.secret) for address in coordinator.addresses]
+
+
+def open_link(
+    preflight: PreflightOutcome, address: str, node: Node, refusals: Refusals, give_up: Callable[[], bool]
+) -> Link:
+    """Open the link to the messages at node 0, which has this ``address``.
+
+    Args:
+        preflight: The result of the preflight.
+        address: Address of node 0.
+        node: This node.
+        refusals: Counts connections that do not come from nodes of the attempt.
+        give_up: Called repeatedly while node 0 does not answer; True ends the wait.
+
+    Raises:
+        LaunchError: Nothing answers.
+    """
+    if preflight.control_port is None or preflight.control_listener is not None:
+        store = MessageStore()
+        if preflight.control_listener is not None:
+            store.serve(preflight.control_listener, preflight.secret, node.count, refusals)
+        return store
+    client = StoreClient((address, preflight.control_port), preflight.secret, node.index, node.count)
+    client.wait_until_connected(_CONNECT_S, give_up=give_up)
+    return client

@@ -7,11 +7,14 @@ are listed in :mod:`slurmtrain.runtime.preflight.connections`.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from functools import partial
+from typing import Any, TypeVar
 
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight.clock import offset_from_stamps
@@ -19,8 +22,7 @@ from slurmtrain.model.preflight.election import ALL_PAIRS, Candidate, ExcludedAd
 from slurmtrain.model.preflight.finding import Finding, worst_status
 from slurmtrain.model.run.events.agent_events import NetworkElected
 from slurmtrain.runtime.peers.channel import Refusals
-from slurmtrain.runtime.preflight.background import in_background
-from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint, connect_to_coordinator
+from slurmtrain.runtime.preflight.connections import Endpoint, connect_to_coordinator
 from slurmtrain.runtime.preflight.probe import Prober
 
 # Until all nodes have joined: their tasks may start minutes apart if Python is on a busy filesystem.
@@ -39,6 +41,7 @@ _CLOCK_ANSWER_S = 10.0
 _COMMAND_S = 2 * JOIN_S
 # Added to the timeout of a probe for each node of the attempt: all nodes probe node 0, which answers them in turn.
 _PROBE_S_PER_NODE = 0.005
+_T = TypeVar("_T")
 LOOPBACK = Candidate(interface="lo", address="127.0.0.1", prefix=8)
 
 
@@ -160,31 +163,28 @@ async def participate(participant: Participant, known_endpoints: Callable[[], Se
         task = ProbeTask((), {}, "")
         while True:
             command = await coordinator.receive("command", _COMMAND_S)
-            if command["do"] == "end":
-                return replace(read_outcome(command), secret=secret, sent=coordinator.sent, tests=prober.made)
-            if command["do"] == "measure":
-                task = ProbeTask.from_dict(command["task"])
-            await coordinator.report(command["do"], await _execute(participant, coordinator, prober, task, command))
+            report: Any
+            match command["do"]:
+                case "end":
+                    return replace(read_outcome(command), secret=secret, sent=coordinator.sent, tests=prober.made)
+                case "measure":
+                    task = ProbeTask.from_dict(command["task"])
+                    # The clock first: measuring keeps this machine busy, and delays make an offset uncertain.
+                    count = _EXCHANGES if participant.nodes <= ALL_PAIRS else _EXCHANGES_OF_MANY
+                    stamps = [await coordinator.exchange_clock_stamps(_CLOCK_ANSWER_S) for _ in range(count)]
+                    clock = None
+                    with contextlib.suppress(ValueError):  # the clocks cannot be compared
+                        clock = asdict(offset_from_stamps(stamps))
+                    report = {**await measure_and_probe(participant, prober, task), "clock": clock}
+                case "rate":
+                    report = await measure_rates(participant, prober, task, command["networks"])
+                case _:
+                    where = command["address"], command["port"], command["interface"]
+                    report = await in_background(participant.bandwidth, *where)
+            await coordinator.report(command["do"], report)
     finally:
         await prober.close()
         await coordinator.close(participant.stopped())
-
-
-async def _execute(
-    participant: Participant,
-    coordinator: CoordinatorConnection,
-    prober: Prober,
-    task: ProbeTask,
-    command: Mapping[str, Any],
-) -> Any:
-    """Execute a command of node 0, and return the report."""
-    if command["do"] == "measure":
-        # The clock first: measuring keeps this machine busy, and delays make an offset uncertain.
-        clock = await _compare_clocks(participant, coordinator)
-        return {**await measure_and_probe(participant, prober, task), "clock": clock}
-    if command["do"] == "rate":
-        return await measure_rates(participant, prober, task, command["networks"])
-    return await in_background(participant.bandwidth, command["address"], command["port"], command["interface"])
 
 
 def read_outcome(command: Mapping[str, Any]) -> PreflightOutcome:
@@ -275,11 +275,14 @@ async def measure_and_probe(participant: Participant, prober: Prober, task: Prob
         The report of the command ``measure``: facts by check, the clock's discipline, and for each network the problems
         as pairs of target and reason.
     """
+    limits = participant.spec.preflight.network
+    targets = probe_targets(participant.node, participant.nodes) if limits.level != "off" else []
+    timeout_s = limits.timeout_s + _PROBE_S_PER_NODE * participant.nodes
     own_addresses = [network.members[participant.node].address for network in task.networks]
     facts, discipline, problems = await asyncio.gather(
         in_background(participant.measure, own_addresses, task.token),
         in_background(participant.discipline),
-        _probe_networks(participant, prober, task),
+        asyncio.gather(*(prober.probe(network, task.ports, targets, timeout_s) for network in task.networks)),
     )
     return {
         "facts": facts,
@@ -309,22 +312,24 @@ async def measure_rates(
     ]
 
 
-async def _probe_networks(participant: Participant, prober: Prober, task: ProbeTask) -> list[list[Any]]:
-    """The problems of each network."""
-    limits = participant.spec.preflight.network
-    if limits.level == "off":
-        return [[] for _ in task.networks]
-    targets = probe_targets(participant.node, participant.nodes)
-    timeout_s = limits.timeout_s + _PROBE_S_PER_NODE * participant.nodes
-    probes = (prober.probe(network, task.ports, targets, timeout_s) for network in task.networks)
-    return list(await asyncio.gather(*probes))
+async def in_background(function: Callable[..., _T], *args: object) -> _T:
+    """Run a function in its own daemon thread, and return its result or raise its exception.
 
+    asyncio.to_thread will not do: the threads of its pool are joined when the loop ends, and again when the interpreter
+    exits, so a thread that hangs, for example on a filesystem whose server is down, would keep the agent from acting on
+    a signal.
+    """
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[_T] = loop.create_future()
 
-async def _compare_clocks(participant: Participant, coordinator: CoordinatorConnection) -> dict[str, Any] | None:
-    """How far this node's clock is ahead of node 0's; None if they could not be compared."""
-    count = _EXCHANGES if participant.nodes <= ALL_PAIRS else _EXCHANGES_OF_MANY
-    stamps = [await coordinator.exchange_clock_stamps(_CLOCK_ANSWER_S) for _ in range(count)]
-    try:
-        return asdict(offset_from_stamps(stamps))
-    except ValueError:
-        return None
+    def run() -> None:
+        try:
+            settle = partial(future.set_result, function(*args))
+        except BaseException as error:  # noqa: BLE001 (re-raised where the result is awaited)
+            settle = partial(future.set_exception, error)
+        # A RuntimeError means that the loop has ended and nothing awaits the result.
+        with contextlib.suppress(RuntimeError):
+            loop.call_soon_threadsafe(lambda: None if future.done() else settle())
+
+    threading.Thread(target=run, name=f"background-{getattr(function, '__name__', '')}", daemon=True).start()
+    return await future

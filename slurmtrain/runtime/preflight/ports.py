@@ -48,7 +48,16 @@ def usable_ports(range_text: str, reserved_text: str) -> list[range]:
     The texts are from ``ip_local_port_range`` and ``ip_local_reserved_ports`` (ip(7)); if the first cannot be read,
     Linux's default applies, and if the second cannot, nothing is reserved.
     """
-    avoided = [_ephemeral(range_text), *_reserved(reserved_text), *_KNOWN_SERVICES]
+    avoided = [*_KNOWN_SERVICES]
+    match range_text.split():
+        case [first, last] if all(word.isascii() and word.isdigit() for word in (first, last)):
+            avoided.append(range(int(first), int(last) + 1))
+        case _:
+            avoided.append(_EPHEMERAL)
+    for part in reserved_text.split(","):
+        first, _, last = part.strip().partition("-")
+        if first.isascii() and first.isdigit() and (not last or (last.isascii() and last.isdigit())):
+            avoided.append(range(int(first), int(last or first) + 1))
     preferred = _without(range(_PREFERRED, _END), avoided)
     return preferred if sum(map(len, preferred)) >= _ENOUGH else _without(range(_LOWEST, _END), avoided)
 
@@ -63,7 +72,11 @@ def job_ports(job_id: str, restart: int, salt: str = "", ranges: Sequence[range]
         salt: Selects different ports, for another purpose.
         ranges: The usable ports; by default this machine's.
     """
-    ports = [port for span in (_usable_ports_here() if ranges is None else ranges) for port in span]
+    if ranges is None:
+        ephemeral, reserved = _read_setting("ip_local_port_range"), _read_setting("ip_local_reserved_ports")
+        # If all ports are ephemeral, these are used: the kernel never assigns a bound port.
+        ranges = usable_ports(ephemeral, reserved) or usable_ports("0 0", reserved)
+    ports = [port for span in ranges for port in span]
     # Purposes never compete for a port.
     candidates = (ports[3::4] if salt == RANKS else ports[1::4] if salt else ports[::2]) or ports
     if not candidates:
@@ -94,7 +107,7 @@ def listen_on_job_port(address: str, job_id: str, restart: int) -> socket.socket
             return listen(address, port)
         except OSError as error:
             attempted.append(port)
-            reason = _describe_error(error)
+            reason = _describe_os_error(error)
             if error.errno == errno.EADDRNOTAVAIL:
                 raise LaunchError(f"cannot listen on {address}: {socket.gethostname()} has no such address") from error
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
@@ -125,35 +138,15 @@ def reserve_port(job_id: str, restart: int) -> socket.socket:
         try:
             return reserve(port)
         except OSError as error:
-            reason = _describe_error(error)
+            reason = _describe_os_error(error)
     raise LaunchError(f"no port is free for the ranks of the run on {socket.gethostname()}: {reason}")
 
 
-def _usable_ports_here() -> list[range]:
-    """The usable ports of this machine; if all are ephemeral, these: the kernel never assigns a bound port."""
-    ephemeral, reserved = _read("ip_local_port_range"), _read("ip_local_reserved_ports")
-    return usable_ports(ephemeral, reserved) or usable_ports("0 0", reserved)
-
-
-def _read(name: str) -> str:
+def _read_setting(name: str) -> str:
     try:
         return (_PROC / name).read_text()
     except (OSError, UnicodeDecodeError):
         return ""
-
-
-def _ephemeral(text: str) -> range:
-    words = text.split()
-    if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
-        return _EPHEMERAL
-    return range(int(words[0]), int(words[1]) + 1)
-
-
-def _reserved(text: str) -> Iterator[range]:
-    for part in text.split(","):
-        first, _, last = part.strip().partition("-")
-        if first.isascii() and first.isdigit() and (not last or (last.isascii() and last.isdigit())):
-            yield range(int(first), int(last or first) + 1)
 
 
 def _without(whole: range, removed: Iterable[range]) -> list[range]:
@@ -167,7 +160,7 @@ def _without(whole: range, removed: Iterable[range]) -> list[range]:
     return [piece for piece in remaining if piece]
 
 
-def _describe_error(error: OSError) -> str:
+def _describe_os_error(error: OSError) -> str:
     """The system's message, without the address that create_server adds: the caller names it itself."""
     code = error.errno or 0
     return os.strerror(code) if code in errno.errorcode else str(error.strerror or error)

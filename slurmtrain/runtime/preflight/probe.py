@@ -87,9 +87,14 @@ class Prober:
             targets: The nodes to connect to.
             timeout_s: Seconds for each of them.
         """
-        results = await asyncio.gather(
-            *(self._probe_node(network, ports[node], node, timeout_s) for node in targets)
-        )  # fmt: skip
+
+        async def probe_node(target: int) -> NetworkProblem | None:
+            async with self._limit:
+                self.made += 1
+                reason = await self._find_problem(network, ports[target], target, timeout_s)
+            return None if reason is None else NetworkProblem(source=self._node, target=target, reason=reason)
+
+        results = await asyncio.gather(*map(probe_node, targets))
         return [problem for problem in results if problem is not None]
 
     async def measure_rate(self, network: Network, port: int, target: int, timeout_s: float) -> float | None:
@@ -111,33 +116,23 @@ class Prober:
                 with contextlib.closing(await connect(address, port, self._secret)) as channel:
                     began = time.perf_counter()
                     while len(rates) < RATE_BYTES // _BATCH_BYTES:
-                        rates.append(_BATCH_BYTES / await self._send_batch(channel))
+                        batch_began = time.perf_counter()
+                        for _ in range(_BATCH_BYTES // _CHUNK_BYTES):
+                            await channel.send("x" * _CHUNK_BYTES)
+                        # What was sent may still be in buffers: only the answer shows that all of it has arrived.
+                        await channel.send({"from": self._node, "pad": ""})
+                        await channel.receive()
+                        rates.append(_BATCH_BYTES / (time.perf_counter() - batch_began))
                         if len(rates) >= RATE_BYTES // _BATCH_BYTES // 2 and time.perf_counter() - began > _ENOUGH_S:
                             break
                     return max(rates)
         except (OSError, AuthenticationError, ChannelClosed):  # a TimeoutError is an OSError
             return None
 
-    async def _send_batch(self, channel: Channel) -> float:
-        """Send a batch of load; returns how many seconds it took to arrive."""
-        began = time.perf_counter()
-        for _ in range(_BATCH_BYTES // _CHUNK_BYTES):
-            await channel.send("x" * _CHUNK_BYTES)
-        # What was sent may still be in buffers: only the answer shows that all of it has arrived.
-        await channel.send({"from": self._node, "pad": ""})
-        await channel.receive()
-        return time.perf_counter() - began
-
     async def close(self) -> None:
         """Stop answering probes."""
         if self._gate is not None:
             await self._gate.close()
-
-    async def _probe_node(self, network: Network, port: int, target: int, timeout_s: float) -> NetworkProblem | None:
-        async with self._limit:
-            self.made += 1
-            reason = await self._find_problem(network, port, target, timeout_s)
-        return None if reason is None else NetworkProblem(source=self._node, target=target, reason=reason)
 
     async def _find_problem(self, network: Network, port: int, target: int, timeout_s: float) -> str | None:
         """Why training could not reach a node; None if it could."""

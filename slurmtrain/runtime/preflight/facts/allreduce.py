@@ -14,7 +14,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import IO, Any
+from itertools import chain
+from typing import Any
 
 from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.experiment.spec import Spec
@@ -55,13 +56,11 @@ def measure_all_reduce(spec: Spec, node: int, nodes: int, address: str, port: in
          "address": address, "port": port, "elements": elements}
         for local, rank in enumerate(ranks.ranks_of(node))
     ]  # fmt: skip
-    return _read_facts(*_run_ranks(configs, for_all_reduce(spec, interface, address)))
+    return _run_ranks(configs, for_all_reduce(spec, interface, address))
 
 
-def _run_ranks(
-    configs: Sequence[Mapping[str, Any]], environ: Mapping[str, str]
-) -> tuple[list[int | None], list[tuple[str, str]]]:
-    """Run a child process for each rank, and return their exit codes and what each wrote to its two streams."""
+def _run_ranks(configs: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> dict[str, Any]:
+    """Run a child process for each rank, and return what they measured, or how one of them failed."""
     with contextlib.ExitStack() as files:
         # Files, not pipes: libraries with NCCL_DEBUG=INFO fill a pipe, and then block until it is read.
         streams = [
@@ -79,50 +78,30 @@ def _run_ranks(
             for config, (out, err) in zip(configs, streams, strict=True)
         ]
         try:
-            codes = _wait(children)
+            deadline = time.monotonic() + _TIMEOUT_S
+            codes = [child.poll() for child in children]
+            # When one has failed, the others would wait for it until the time is up.
+            while None in codes and not any(codes) and time.monotonic() <= deadline:
+                time.sleep(_POLL_S)
+                codes = [child.poll() for child in children]
         finally:
             for child in children:
                 child.kill()
                 child.wait()
-        return codes, [(_read_all(out), _read_all(err)) for out, err in streams]
-
-
-def _read_all(file: IO[str]) -> str:
-    file.seek(0)
-    return file.read()
-
-
-def _wait(children: Sequence[subprocess.Popen[bytes]]) -> list[int | None]:
-    """Wait until all children have ended, one has failed, or the time is up; return exit codes, None if still running.
-
-    When one has failed, the others would wait for it until the time is up.
-    """
-    deadline = time.monotonic() + _TIMEOUT_S
-    while True:
-        codes = [child.poll() for child in children]
-        if None not in codes or any(codes) or time.monotonic() > deadline:
-            return codes
-        time.sleep(_POLL_S)
-
-
-def _read_facts(codes: Sequence[int | None], outputs: Sequence[tuple[str, str]]) -> dict[str, Any]:
-    """What the ranks measured, by their exit codes and what each wrote to standard output and standard error."""
+        for stream in chain.from_iterable(streams):
+            stream.seek(0)
+        outputs = [(out.read(), err.read()) for out, err in streams]
     for code, (_, errors) in zip(codes, outputs, strict=True):
         if code:
-            return {"error": _describe_failure(code, (errors.strip().splitlines() or [""])[-1])}
+            killed = f"killed by {signal.Signals(-code).name}" if code < 0 else ""
+            last_line = (errors.strip().splitlines() or [""])[-1]
+            return {"error": ": ".join(filter(None, (killed, last_line))) or f"exit code {code}"}
     if None in codes:
         return {"error": f"the all-reduce has not ended within {_TIMEOUT_S:.0f} s"}
     # Libraries may have printed their own lines first.
     figures = [line for line in outputs[0][0].splitlines() if line.startswith("{")][-1]
     facts: dict[str, Any] = json.loads(figures)
     return facts
-
-
-def _describe_failure(code: int, last_line: str) -> str:
-    if code > 0:
-        return last_line or f"exit code {code}"
-    killed = f"killed by {signal.Signals(-code).name}"
-    return f"{killed}: {last_line}" if last_line else killed
 
 
 def _run_rank(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,19 +1,18 @@
-"""What keeps this node's clock synchronised: this queries the kernel and the time services, and never sets anything."""
+"""What keeps this node's clock synchronised: this asks the kernel and chrony, and never sets anything."""
 
 from __future__ import annotations
 
 import ctypes
 import math
 import os
-import re
 import shutil
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from slurmtrain.runtime.environment.variables import environment_of_tools
 
-# ``disciplined`` (None: unknown), ``source`` (adjtimex, chrony, timesyncd, ntpd, none), ``description`` (a phrase with
+# ``disciplined`` (None: unknown), ``source`` (adjtimex, chrony, none), ``description`` (a phrase with
 # figures) and ``bound_ms`` (the largest error of the clock against true time, or None).
 Discipline = dict[str, Any]
 
@@ -21,38 +20,26 @@ Discipline = dict[str, Any]
 _TIME_ERROR = 5
 # NTP_PHASE_LIMIT of the kernel: its bound of the error grows by 500 ppm up to this when nothing keeps the clock.
 _UNKNOWN_US = 16_000_000
-# The reference of chronyd's directive "local", and of ntpd's driver for it (127.127.1.x).
+# The reference of chronyd's directive "local".
 _OWN_CLOCK = "7F7F0101"
 _SYSTEM_PATHS = ("/usr/bin", "/usr/sbin", "/bin", "/sbin")
 _CHRONY_FIELDS = 14
 
 
 def read_discipline(timeout_s: float = 2.0) -> Discipline:
-    """What synchronises this node's clock, by the first that knows: the kernel, chrony, systemd's timedated, ntpd.
+    """What synchronises this node's clock, by the kernel or, if that does not call it synchronised, by chrony.
 
-    A service is asked only if the kernel does not call the clock synchronised; each has ``timeout_s`` seconds.
-    Raises nothing.
+    systemd-timesyncd and ntpd tell the kernel themselves. chronyd without ``rtcsync`` does not: it sets the bound of
+    the clock's error, and leaves the flag alone. So a flag and a bound that contradict each other mean a clock that a
+    program keeps. chrony has ``timeout_s`` seconds. Raises nothing.
     """
     kernel = ask_kernel()
     if kernel is not None and kernel["disciplined"]:
         return kernel
-    denied = None
-    for command, read in _SERVICES:
-        discipline = read(_output(command, timeout_s))
-        if discipline is not None and discipline["disciplined"]:
-            return discipline
-        denied = denied or discipline
-    return combine(kernel, denied)
-
-
-def combine(kernel: Discipline | None, denied: Discipline | None) -> Discipline:
-    """What keeps the clock if neither the ``kernel`` nor any service calls it synchronised; ``denied`` by a service.
-
-    If the kernel's flag and bound contradict each other, a program has set the bound since the clock was last called
-    unsynchronised: chronyd without ``rtcsync`` does this, and leaves the flag alone. So the clock is disciplined.
-    """
-    if denied is not None:
-        return denied
+    # -n: names of servers are not looked up, which may take seconds.
+    by_chrony = read_chrony(_output(("chronyc", "-n", "-c", "tracking"), timeout_s))
+    if by_chrony is not None:
+        return by_chrony
     if kernel is None:
         return _discipline(None, "none", "no time service answers")
     return {**kernel, "disciplined": True} if kernel["disciplined"] is None else kernel
@@ -111,7 +98,7 @@ def read_kernel(state: int, maxerror_us: int) -> Discipline | None:
     return _discipline(True, "adjtimex", error, bound_ms)
 
 
-# --- services ---------------------------------------------------------------------------------------------------
+# --- chrony -----------------------------------------------------------------------------------------------------
 
 
 def read_chrony(text: str) -> Discipline | None:
@@ -126,62 +113,20 @@ def read_chrony(text: str) -> Discipline | None:
         return _discipline(False, "chrony", "chrony follows no source")
     if fields[0] == _OWN_CLOCK:
         return _discipline(False, "chrony", "chrony follows no source but this clock itself")
-    correction, delay, dispersion = (_number(fields[index]) for index in (4, 10, 11))
-    if correction is None or delay is None or dispersion is None:
+    try:
+        correction, delay, dispersion = (float(fields[index]) for index in (4, 10, 11))
+    except ValueError:
         return None
     bound_ms = (abs(correction) + dispersion + delay / 2) * 1e3
+    if not math.isfinite(bound_ms):
+        return None
     return _discipline(True, "chrony", f"{_at_most(bound_ms)}, chrony follows {fields[1] or fields[0]}", bound_ms)
-
-
-def read_timedatectl(text: str) -> Discipline | None:
-    """The answer of ``timedatectl show -p NTPSynchronized --value``: yes or no."""
-    answer = text.strip()
-    if answer not in ("yes", "no"):
-        return None
-    negation = "" if answer == "yes" else "not "
-    return _discipline(answer == "yes", "timesyncd", f"{negation}synchronised, by timedatectl")
-
-
-def read_ntpq(text: str) -> Discipline | None:
-    """The answer of ``ntpq -c rv``: names and values, in milliseconds (ntpq(8)).
-
-    Leap indicator 3 (11 in binary) and stratum 16 mean a clock that is not synchronised (RFC 5905, section 7.3).
-    """
-    values = {name: value.strip('"') for name, value in re.findall(r'(\w+)=("[^"]*"|[^,\s]*)', text)}
-    if "leap" not in values or "stratum" not in values:
-        return None
-    if values["leap"] in ("11", "3", "03") or values["stratum"] == "16":
-        return _discipline(False, "ntpd", "ntpd follows no source")
-    if "sync_local" in text or values.get("refid", "").startswith("LOCAL"):
-        return _discipline(False, "ntpd", "ntpd follows no source but this clock itself")
-    offset, delay, dispersion = (_number(values.get(name, "")) for name in ("offset", "rootdelay", "rootdisp"))
-    source = f"ntpd follows {values.get('refid', 'a source')}"
-    if offset is None or delay is None or dispersion is None:
-        return _discipline(True, "ntpd", source)
-    bound_ms = abs(offset) + dispersion + delay / 2
-    return _discipline(True, "ntpd", f"{_at_most(bound_ms)}, {source}", bound_ms)
-
-
-# chronyc and ntpq without -n look up the names of servers, which may take seconds.
-_SERVICES: tuple[tuple[tuple[str, ...], Callable[[str], Discipline | None]], ...] = (
-    (("chronyc", "-n", "-c", "tracking"), read_chrony),
-    (("timedatectl", "show", "-p", "NTPSynchronized", "--value"), read_timedatectl),
-    (("ntpq", "-n", "-c", "rv"), read_ntpq),
-)
 
 
 def _at_most(milliseconds: float) -> str:
     return (
         f"error at most {milliseconds:.3g} ms" if milliseconds < 999.5 else f"error at most {milliseconds / 1e3:.1f} s"
     )
-
-
-def _number(text: str) -> float | None:
-    try:
-        number = float(text)
-    except ValueError:
-        return None
-    return number if math.isfinite(number) else None
 
 
 def _output(command: Sequence[str], timeout_s: float) -> str:

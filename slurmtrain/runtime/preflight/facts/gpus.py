@@ -47,7 +47,7 @@ def driver_version(nvml: Any | None) -> str | None:
         return None
     try:
         with _session(nvml):
-            return _text(nvml.nvmlSystemGetDriverVersion())
+            return _decoded(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError:
         return None
 
@@ -72,7 +72,12 @@ def inspect_gpus(requested: int, environ: Mapping[str, str], limit_s: float, nvm
         nvml: The module of nvidia-ml-py, or None.
     """
     by_nvml = _query_nvml(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
-    log = _kernel_log(KERNEL_LOG, {gpu["bus"] for gpu in by_nvml["gpus"] if gpu.get("bus")})
+    log: Facts = {"xids": None, "kernel_log": None}
+    try:
+        # Since the machine started, as far back as the log goes.
+        log["xids"] = find_xids(read_kernel_log(KERNEL_LOG), {gpu["bus"] for gpu in by_nvml["gpus"] if gpu.get("bus")})
+    except OSError as error:
+        log["kernel_log"] = (error.strerror or str(error)).lower()
     # After NVML, which reports how much memory is in use: the product uses some itself.
     product = run_gemm(environ, limit_s)
     if by_nvml["count"] is None:
@@ -152,12 +157,17 @@ def _gpu(nvml: Any, entry: int | str) -> Facts | None:
             return None
         memory = _query(nvml, nvml.nvmlDeviceGetMemoryInfo, handle)
         pci = _query(nvml, nvml.nvmlDeviceGetPciInfo, handle)
+        # Rows: corrected and uncorrected errors, whether rows are pending, whether a replacement has failed. Older GPUs
+        # replace pages.
+        rows = _query(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
+        pages = _query(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle) if rows is None else rows[2]
         uncorrected = (nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, nvml.NVML_VOLATILE_ECC)
         return {
-            "name": _text(_query(nvml, nvml.nvmlDeviceGetName, handle)),
-            "bus": None if pci is None else _text(pci.busId),
+            "name": _decoded(_query(nvml, nvml.nvmlDeviceGetName, handle)),
+            "bus": None if pci is None else _decoded(pci.busId),
             "uncorrected": _query(nvml, nvml.nvmlDeviceGetTotalEccErrors, handle, *uncorrected),
-            "pending": _pending(nvml, handle),
+            # Whether failed memory awaits a reset to be replaced.
+            "pending": None if pages is None else bool(pages),
             "used_mb": None if memory is None else round(memory.used / 1e6),
             "memory": None if memory is None else memory.total,
         }
@@ -167,25 +177,13 @@ def _gpu(nvml: Any, entry: int | str) -> Facts | None:
 
 def _handle(nvml: Any, entry: int | str) -> Any | None:
     """The handle of a GPU by its index or UUID; None if the UUID names none."""
-    return nvml.nvmlDeviceGetHandleByIndex(entry) if isinstance(entry, int) else _by_uuid(nvml, entry)
-
-
-def _by_uuid(nvml: Any, uuid: str) -> Any | None:
-    """The handle of a GPU by the first digits of its UUID, or of a MIG instance by all of them."""
-    if uuid.startswith("MIG-"):
-        return nvml.nvmlDeviceGetHandleByUUID(uuid)
+    if isinstance(entry, int):
+        return nvml.nvmlDeviceGetHandleByIndex(entry)
+    if entry.startswith("MIG-"):
+        return nvml.nvmlDeviceGetHandleByUUID(entry)
+    # The first digits of a UUID suffice, but for a part of a GPU.
     handles = (nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount()))
-    return next((handle for handle in handles if (_text(nvml.nvmlDeviceGetUUID(handle)) or "").startswith(uuid)), None)
-
-
-def _pending(nvml: Any, handle: Any) -> bool | None:
-    """Whether failed memory awaits a reset to be replaced, by rows or (on older GPUs) by pages; None if unknown."""
-    rows = _query(nvml, nvml.nvmlDeviceGetRemappedRows, handle)
-    if rows is not None:
-        # Corrected and uncorrected errors, whether rows are pending, whether a replacement has failed.
-        return bool(rows[2])
-    pages = _query(nvml, nvml.nvmlDeviceGetRetiredPagesPendingStatus, handle)
-    return None if pages is None else bool(pages)
+    return next((each for each in handles if (_decoded(nvml.nvmlDeviceGetUUID(each)) or "").startswith(entry)), None)
 
 
 def _query(nvml: Any, function: Any, *arguments: Any) -> Any:
@@ -198,7 +196,7 @@ def _query(nvml: Any, function: Any, *arguments: Any) -> Any:
         raise
 
 
-def _text(value: str | bytes | None) -> str | None:
+def _decoded(value: str | bytes | None) -> str | None:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
 
 
@@ -226,14 +224,6 @@ def _parse_bus(text: str) -> tuple[int, ...] | str:
     """Domain, bus and device of a PCI address, however many digits each is written with."""
     match = _BUS.match(text)
     return tuple(int(part, 16) for part in match.groups()) if match else text
-
-
-def _kernel_log(path: Path, buses: set[str]) -> Facts:
-    """``xids`` since the machine started, as far back as the log goes; None with a reason in ``kernel_log``."""
-    try:
-        return {"xids": find_xids(read_kernel_log(path), buses), "kernel_log": None}
-    except OSError as error:
-        return {"xids": None, "kernel_log": (error.strerror or str(error)).lower()}
 
 
 def read_kernel_log(path: Path) -> str:
@@ -282,7 +272,11 @@ def run_gemm(environ: Mapping[str, str], limit_s: float) -> Facts:
 
 def parse_gemm_output(output: str, ending: str) -> Facts:
     """The facts in a program's ``output``; ``ending``, how it ended, is the error of GPUs that have no line in it."""
-    lines = [line for text in output.splitlines() if (line := _parse_object(text)) is not None]
+    lines: list[Facts] = []
+    for text in output.splitlines():
+        with suppress(ValueError):
+            lines.append(json.loads(text))
+    lines = [line for line in lines if isinstance(line, dict)]
     head = next((line for line in lines if "count" in line), None)
     if head is None:
         return {"error": ending}
@@ -293,11 +287,3 @@ def parse_gemm_output(output: str, ending: str) -> Facts:
     answers = {line["gpu"]: line for line in lines if "gpu" in line}
     gpus = [answers.get(index, {"gpu": index, "error": ending}) for index in range(head["count"])]
     return {"count": head["count"], "gpus": gpus}
-
-
-def _parse_object(text: str) -> Facts | None:
-    try:
-        data = json.loads(text)
-    except ValueError:
-        return None
-    return data if isinstance(data, dict) else None

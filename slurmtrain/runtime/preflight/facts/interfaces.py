@@ -30,28 +30,30 @@ def find_candidates(node: int, pinned: str | None = None) -> tuple[list[Candidat
     """
     usable, excluded = [], []
     for interface in sorted(psutil.net_if_addrs(), key=natural_sort_key):
-        for address, prefix in _addresses(interface):
+        for entry in sorted(psutil.net_if_addrs()[interface], key=lambda entry: entry.family == socket.AF_INET6):
+            if entry.family not in (socket.AF_INET, socket.AF_INET6):
+                continue
+            # Without the scope of a link-local address, as in fe80::1%eth0.
+            address, prefix = entry.address.partition("%")[0], _prefix(entry.netmask, entry.family)
             reason = _exclusion_reason(interface, address, interface == pinned)
             if reason is None:
-                usable.append(_candidate(interface, address, prefix))
+                stats = psutil.net_if_stats()[interface]
+                usable.append(
+                    Candidate(
+                        interface=interface,
+                        address=address,
+                        prefix=prefix,
+                        kind="infiniband" if _read_sysfs(interface, "type") == str(_INFINIBAND) else "ethernet",
+                        # 0 or less, and 2^32 - 1 in old kernels: unknown.
+                        speed_mbps=stats.speed if 0 < stats.speed < 2**31 else None,
+                        mtu=stats.mtu,
+                    )
+                )
             # Every interface has a link-local address, which no user expects to be used: no need to explain its
             # exclusion.
             elif interface != "lo" and not ipaddress.ip_address(address).is_link_local:
                 excluded.append(ExcludedAddress(node=node, interface=interface, address=address, reason=reason))
     return usable, excluded
-
-
-def _addresses(interface: str) -> list[tuple[str, int]]:
-    """Addresses of an interface with the lengths of their prefixes, IPv4 first."""
-    listed = psutil.net_if_addrs().get(interface, [])
-    addresses = []
-    for family in (socket.AF_INET, socket.AF_INET6):
-        for entry in listed:
-            if entry.family == family:
-                # Without the scope of a link-local address, as in fe80::1%eth0.
-                address = entry.address.partition("%")[0]
-                addresses.append((address, _prefix(entry.netmask, family)))
-    return addresses
 
 
 def _prefix(netmask: str | None, family: int) -> int:
@@ -66,7 +68,7 @@ def _exclusion_reason(interface: str, address: str, pinned: bool) -> str | None:
     if stats is None or not stats.isup:
         return "the interface is down"
     # psutil's isup is the administrative state: an interface without a cable is up, too.
-    if _read(interface, "operstate") in ("down", "lowerlayerdown", "notpresent"):
+    if _read_sysfs(interface, "operstate") in ("down", "lowerlayerdown", "notpresent"):
         return "the interface has no carrier"
     if parsed.is_link_local:
         return "a link-local address"
@@ -74,36 +76,16 @@ def _exclusion_reason(interface: str, address: str, pinned: bool) -> str | None:
         return "the loopback interface"
     if not pinned and _VIRTUAL.match(interface):
         return "an interface of containers or virtual machines, by its name"
-    if parsed.version == 6 and _flags(address) & _UNUSABLE_FLAGS:
-        return "a temporary, deprecated or unconfirmed address"
+    if parsed.version == 6:
+        with contextlib.suppress(OSError):
+            for line in _IF_INET6.read_text(encoding="utf-8").splitlines():
+                fields = line.split()
+                if fields[0] == f"{int(parsed):032x}" and int(fields[4], 16) & _UNUSABLE_FLAGS:
+                    return "a temporary, deprecated or unconfirmed address"
     return None
 
 
-def _candidate(interface: str, address: str, prefix: int) -> Candidate:
-    stats = psutil.net_if_stats()[interface]
-    return Candidate(
-        interface=interface,
-        address=address,
-        prefix=prefix,
-        kind="infiniband" if _read(interface, "type") == str(_INFINIBAND) else "ethernet",
-        # 0 or less, and 2^32 - 1 in old kernels: unknown.
-        speed_mbps=stats.speed if 0 < stats.speed < 2**31 else None,
-        mtu=stats.mtu,
-    )
-
-
-def _flags(address: str) -> int:
-    """The kernel's flags of an IPv6 address."""
-    digits = f"{int(ipaddress.ip_address(address)):032x}"
-    with contextlib.suppress(OSError):
-        for line in _IF_INET6.read_text(encoding="utf-8").splitlines():
-            fields = line.split()
-            if fields[0] == digits:
-                return int(fields[4], 16)
-    return 0
-
-
-def _read(interface: str, name: str) -> str:
+def _read_sysfs(interface: str, name: str) -> str:
     try:
         return (_SYSFS / interface / name).read_text().strip()
     except OSError:

@@ -57,28 +57,25 @@ def _print_line(line: dict[str, Any]) -> None:
         print(json.dumps(line), flush=True)
 
 
-def _try_gpu(index: int) -> None:
-    import torch
-
-    try:
-        properties = torch.cuda.get_device_properties(index)
-        seconds = multiply(f"cuda:{index}", "float16", _GPU_SIZE, rounds=_GPU_ROUNDS, batch=_GPU_BATCH)
-        speed = 2 * _GPU_SIZE**3 / seconds / 1e12
-        hardware = {"name": properties.name, "memory": properties.total_memory}
-        _print_line({"gpu": index, **hardware, "ms": round(seconds * 1e3, 4), "tflops": round(speed, 1)})
-    except Exception as error:  # noqa: BLE001 (whatever CUDA raises is the finding)
-        first_line = str(error).strip().partition("\n")[0]
-        _print_line({"gpu": index, "error": f"{type(error).__name__}: {first_line}"})
-
-
-def main() -> None:
+def multiply_on_gpus() -> None:
     """Print how many GPUs there are, then try all of them at once: one that hangs delays no other."""
     signal.alarm(int(float(sys.argv[1])) + 1)
     import torch
 
+    def try_gpu(index: int) -> None:
+        try:
+            properties = torch.cuda.get_device_properties(index)
+            seconds = multiply(f"cuda:{index}", "float16", _GPU_SIZE, rounds=_GPU_ROUNDS, batch=_GPU_BATCH)
+            speed = 2 * _GPU_SIZE**3 / seconds / 1e12
+            hardware = {"name": properties.name, "memory": properties.total_memory}
+            _print_line({"gpu": index, **hardware, "ms": round(seconds * 1e3, 4), "tflops": round(speed, 1)})
+        except Exception as error:  # noqa: BLE001 (whatever CUDA raises is the finding)
+            first_line = str(error).strip().partition("\n")[0]
+            _print_line({"gpu": index, "error": f"{type(error).__name__}: {first_line}"})
+
     count = torch.cuda.device_count()
     _print_line({"count": count, "built_for": torch.version.cuda or torch.version.hip})
-    tries = [threading.Thread(target=_try_gpu, args=(index,)) for index in range(count)]
+    tries = [threading.Thread(target=try_gpu, args=(index,)) for index in range(count)]
     for thread in tries:
         thread.start()
     for thread in tries:
@@ -86,4 +83,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    multiply_on_gpus()

@@ -1,50 +1,52 @@
 """What a node measures about itself before training: the facts that :mod:`slurmtrain.model.preflight.checks` judges.
 
 Each check measures in its own daemon thread, and has a time limit: a filesystem whose server is down hangs the thread
-that touches it, not the agent.
+that touches it, not the agent. Checks from other packages are entry points of the group ``slurmtrain.checks``:
+callables that get a :class:`CheckedNode` and return ``(status, summary)`` or ``(status, summary, evidence)``.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
+import json
 import os
 import platform
 import resource
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.sections import PreflightSpec
+from slurmtrain.model.preflight.finding import STATUSES
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete, describe_overruled
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
 from slurmtrain.runtime.job.torch_private import torch_versions
-from slurmtrain.runtime.preflight.facts import gpus, hardware_facts, network_plugins
+from slurmtrain.runtime.preflight.facts import cpus, gpus
 from slurmtrain.system.files import describe_os_error, space_left, write_atomically
 from slurmtrain.version import __version__
 
 Facts = dict[str, Any]
 Measurement = Callable[[], Facts | None]
 
-# Checks with their own time limit: a lookup that exceeds it has already failed.
-_LIMITS: dict[str, Callable[[PreflightSpec], float]] = {
-    "shared": lambda preflight: preflight.shared.timeout_s,
-    "dns": lambda preflight: preflight.dns.max_ms / 1e3 + 1.0,
-}
 # Added to the time limit, which some measurements enforce themselves, before a thread counts as hung.
 _GRACE_S = 0.5
 # The share of a check's time limit that the matrix product of GPUs may take: the rest is for NVML, which comes first.
 _PRODUCT_SHARE = 0.9
 _FIRST_POLL_S, _LAST_POLL_S = 0.005, 0.2
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
+GROUP = "slurmtrain.checks"
+# Characters: a summary is one cell of a table.
+_SUMMARY_LIMIT = 500
 _RDMA = Path("/sys/class/infiniband")
 
 
@@ -81,12 +83,39 @@ def measure_all(context: NodeContext) -> dict[str, Facts]:
     Facts are plain JSON types. If there are none, they hold the reason: ``{"skip": reason}`` if the check does not
     apply, ``{"error": text}`` if it could not run, ``{"timeout": seconds}`` if it did not end in time.
     """
-    preflight = context.plan.spec.preflight
+    preflight, gpus_per_node = context.plan.spec.preflight, context.plan.spec.resources.gpus_per_node
+    nvml = gpus.load_nvml() if gpus_per_node else None
+    inspect_gpus = None
+    if gpus_per_node:
+        product_s = _PRODUCT_SHARE * preflight.timeout_s
+        inspect_gpus = _CachedMeasurement(lambda: gpus.inspect_gpus(gpus_per_node, context.environ, product_s, nvml))
+    own: dict[str, Measurement] = {
+        "shared": partial(_measure_shared, context),
+        "versions": lambda: {
+            "python": platform.python_version(),
+            **torch_versions(),
+            "driver": gpus.driver_version(nvml),
+            "slurmtrain": __version__,
+        },
+        "gpu": inspect_gpus or (lambda: {"skip": "no GPUs requested"}),
+        "hardware": partial(_read_hardware, context, inspect_gpus),
+        "disk": lambda: _measure_space(context.attempt.run.path),
+        "tmp": lambda: _measure_space(Path(context.environ.get("TMPDIR") or _TEMPORARY)),
+        "shm": lambda: _measure_space(Path("/dev/shm")),  # noqa: S108 (nothing is written there)
+        "limits": _read_limits,
+        "dns": lambda: _measure_dns(context.addresses),
+        "straggler": partial(_measure_speed, context, inspect_gpus),
+        # Journals contain this key, as evidence of the check.
+        "environment": lambda: {
+            "said": [*describe_obsolete(context.environ), *describe_overruled(context.plan.spec.env, {})]
+        },
+    }
+    # Checks with a time limit of their own: a lookup that exceeds it has already failed.
+    limits = {"shared": preflight.shared.timeout_s, "dns": preflight.dns.max_ms / 1e3 + 1.0}
     measurements = _ParallelMeasurements()
-    for check, measure in _measurements(context).items():
+    for check, take in own.items():
         if getattr(preflight, check).level != "off":
-            limit_s = min(_LIMITS[check](preflight), preflight.timeout_s) if check in _LIMITS else preflight.timeout_s
-            measurements.start(check, measure, limit_s)
+            measurements.start(check, take, min(limits.get(check, preflight.timeout_s), preflight.timeout_s))
     # Finding plug-ins reads the metadata of all packages, perhaps from a slow filesystem: a measurement like any other.
     measurements.start("plugins", partial(_start_plugins, context, measurements), preflight.timeout_s)
     return measurements.facts()
@@ -155,31 +184,6 @@ class _CachedMeasurement:
             return self._facts
 
 
-def _measurements(context: NodeContext) -> dict[str, Measurement]:
-    """The measurement of each of slurmtrain's own checks, by name."""
-    preflight, gpus_per_node = context.plan.spec.preflight, context.plan.spec.resources.gpus_per_node
-    nvml = gpus.load_nvml() if gpus_per_node else None
-    inspect_gpus = _CachedMeasurement(
-        lambda: gpus.inspect_gpus(gpus_per_node, context.environ, _PRODUCT_SHARE * preflight.timeout_s, nvml)
-    )
-    return {
-        "shared": partial(_measure_shared, context),
-        "versions": lambda: _read_versions(nvml),
-        "gpu": inspect_gpus if gpus_per_node else lambda: {"skip": "no GPUs requested"},
-        "hardware": partial(_read_hardware, context, inspect_gpus if gpus_per_node else None),
-        "disk": lambda: _measure_space(context.attempt.run.path),
-        "tmp": lambda: _measure_space(Path(context.environ.get("TMPDIR") or _TEMPORARY)),
-        "shm": lambda: _measure_space(Path("/dev/shm")),  # noqa: S108 (nothing is written there)
-        "limits": _read_limits,
-        "dns": lambda: _measure_dns(context.addresses),
-        "straggler": partial(_measure_speed, context, inspect_gpus if gpus_per_node else None),
-        "environment": lambda: {
-            # Journals contain this key, as evidence of the check.
-            "said": [*describe_obsolete(context.environ), *describe_overruled(context.plan.spec.env, {})]
-        },
-    }
-
-
 # --- the run directory, which all nodes share -------------------------------------------------------------------------
 def remove_shared_file(context: NodeContext) -> None:
     """Remove the file that node 0 wrote for the others to see; call this once all nodes have measured."""
@@ -187,16 +191,11 @@ def remove_shared_file(context: NodeContext) -> None:
         _test_file(context, "shared").unlink(missing_ok=True)
 
 
-def _shared_limit_s(context: NodeContext) -> float:
-    preflight = context.plan.spec.preflight
-    return min(_LIMITS["shared"](preflight), preflight.timeout_s)
-
-
 def _test_file(context: NodeContext, purpose: str) -> Path:
-    return context.attempt.path / f".preflight-{_digest(context.token, purpose)[:16]}"
+    return context.attempt.path / f".preflight-{_token_digest(context.token, purpose)[:16]}"
 
 
-def _digest(token: str, purpose: str) -> str:
+def _token_digest(token: str, purpose: str) -> str:
     """Text that only nodes of this attempt can know, and from which the token cannot be derived."""
     return hashlib.sha256(f"{purpose}:{token}".encode()).hexdigest()
 
@@ -204,7 +203,7 @@ def _digest(token: str, purpose: str) -> str:
 def _measure_shared(context: NodeContext) -> Facts:
     """``write_ms`` of node 0, and ``read_ms`` until its file could be read, or ``unseen``; or ``refused``."""
     began = time.monotonic()
-    content = _digest(context.token, "content").encode()
+    content = _token_digest(context.token, "content").encode()
     own, shared = _test_file(context, f"node-{context.node}"), _test_file(context, "shared")
     facts: Facts = {}
     try:
@@ -217,29 +216,19 @@ def _measure_shared(context: NodeContext) -> Facts:
             facts["write_ms"] = _ms_since(since)
     except OSError as error:
         return {"refused": describe_os_error(error)}
-    visible = _wait_for_content(shared, content, began + _shared_limit_s(context))
-    return {**facts, "read_ms": _ms_since(began)} if visible else {**facts, "unseen": True}
-
-
-def _wait_for_content(path: Path, content: bytes, deadline: float) -> bool:
-    """Whether a file had this content before ``deadline``, by the monotonic clock."""
-    pause = _FIRST_POLL_S
-    while not _holds(path, content):
+    preflight, pause = context.plan.spec.preflight, _FIRST_POLL_S
+    deadline = began + min(preflight.shared.timeout_s, preflight.timeout_s)
+    while True:
+        with suppress(OSError):
+            # An NFS client caches for up to a minute that a name is missing, until the directory is opened (nfs(5),
+            # lookupcache).
+            os.close(os.open(shared.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
+            if shared.read_bytes() == content:
+                return {**facts, "read_ms": _ms_since(began)}
         if time.monotonic() >= deadline:
-            return False
+            return {**facts, "unseen": True}
         time.sleep(pause)
         pause = min(2 * pause, _LAST_POLL_S)
-    return True
-
-
-def _holds(path: Path, content: bytes) -> bool:
-    try:
-        # An NFS client caches for up to a minute that a name is missing, until the directory is opened (nfs(5),
-        # lookupcache).
-        os.close(os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC))
-        return path.read_bytes() == content
-    except OSError:
-        return False
 
 
 def _ms_since(began: float) -> float:
@@ -247,16 +236,6 @@ def _ms_since(began: float) -> float:
 
 
 # --- facts of this node -----------------------------------------------------------------------------------------------
-def _read_versions(nvml: Any | None) -> Facts:
-    """Versions as text, None for what is not installed."""
-    return {
-        "python": platform.python_version(),
-        **torch_versions(),
-        "driver": gpus.driver_version(nvml),
-        "slurmtrain": __version__,
-    }
-
-
 def _measure_space(path: Path) -> Facts:
     """``free`` bytes and ``inodes`` for this user in a directory; inodes are None if the filesystem has no limit."""
     try:
@@ -273,17 +252,10 @@ def _measure_space(path: Path) -> Facts:
 
 def _read_limits() -> Facts:
     """The soft limits ``nofile`` and ``memlock`` (bytes), None for no limit, and the names of RDMA devices."""
-
-    def unless_infinite(value: int) -> int | None:
-        return None if value == resource.RLIM_INFINITY else value
-
-    devices = sorted(os.listdir(_RDMA)) if _RDMA.is_dir() else []
     memlock = resource.getrlimit(resource.RLIMIT_MEMLOCK)[0]
-    return {
-        "nofile": unless_infinite(soft_limit_of_ranks()),
-        "memlock": unless_infinite(memlock),
-        "rdma": devices,
-    }
+    limits = {"nofile": soft_limit_of_ranks(), "memlock": memlock}
+    facts: Facts = {name: None if limit == resource.RLIM_INFINITY else limit for name, limit in limits.items()}
+    return {**facts, "rdma": sorted(os.listdir(_RDMA)) if _RDMA.is_dir() else []}
 
 
 def _measure_dns(addresses: Sequence[str]) -> Facts:
@@ -311,9 +283,10 @@ def _read_hardware(context: NodeContext, inspect_gpus: _CachedMeasurement | None
     if inspect_gpus is None:
         resources = context.plan.spec.resources
         requested = resources.local_world_size * resources.cpus_per_proc
-        return {"skip": "there is one node only"} if context.nodes == 1 else hardware_facts.read_cpus(requested)
+        return {"skip": "there is one node only"} if context.nodes == 1 else cpus.describe_cpus(requested)
     inspected = inspect_gpus()
-    visible = hardware_facts.list_gpus(inspected)
+    listed = inspected.get("gpus") or inspected.get("gemm", {}).get("gpus", ())
+    visible = [{"name": gpu.get("name"), "memory": gpu.get("memory")} for gpu in listed]
     return {"gpus": visible} if visible else {"skip": inspected.get("skip", "no GPU was found")}
 
 
@@ -324,7 +297,7 @@ def _measure_speed(context: NodeContext, inspect_gpus: _CachedMeasurement | None
     if context.executor == "local":
         return {"skip": "the nodes of a local run are one machine"}
     if inspect_gpus is None:
-        return {"seconds": hardware_facts.compute_on_one_core()}
+        return {"seconds": cpus.compute_on_one_core()}
     times = [gpu["ms"] for gpu in inspect_gpus().get("gemm", {}).get("gpus", ()) if "ms" in gpu]
     return {"seconds": max(times) / 1e3} if times else {"skip": "no GPU finished a matrix product"}
 
@@ -334,10 +307,8 @@ def _start_plugins(context: NodeContext, measurements: _ParallelMeasurements) ->
     """Start the measurement of each plug-in, as a separate check; returns the error of names that clash."""
     spec = context.plan.spec
     limit_s = spec.preflight.timeout_s
-    points, facts, clashes = network_plugins.find_plugins(
-        spec.preflight.plugins, {field.name for field in fields(PreflightSpec)}
-    )
-    node = network_plugins.CheckedNode(
+    points, facts, clashes = find_plugins(spec.preflight.plugins, {field.name for field in fields(PreflightSpec)})
+    node = CheckedNode(
         index=context.node,
         nodes=context.nodes,
         host=context.host,
@@ -347,7 +318,82 @@ def _start_plugins(context: NodeContext, measurements: _ParallelMeasurements) ->
         gpus_per_node=spec.resources.gpus_per_node,
     )
     for name, point in points.items():
-        measurements.start(name, partial(network_plugins.run_plugin, point, node), limit_s)
+        measurements.start(name, partial(run_plugin, point, node), limit_s)
     for name, error in facts.items():
         measurements.start(name, partial(dict, error), limit_s)
     return {"error": clashes} if clashes else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedNode:
+    """What a plug-in receives.
+
+    Attributes:
+        index: The node's number, from 0.
+        nodes: How many nodes the attempt has.
+        host: The node's name.
+        executor: local or slurm.
+        run_dir: The run's directory.
+        params: A copy of the spec's parameters.
+        gpus_per_node: How many GPUs of a node the job has.
+    """
+
+    index: int
+    nodes: int
+    host: str
+    executor: str
+    run_dir: Path
+    params: Mapping[str, Any]
+    gpus_per_node: int
+
+
+def find_plugins(
+    levels: Mapping[str, str], reserved: Collection[str]
+) -> tuple[dict[str, EntryPoint], dict[str, dict[str, Any]], str]:
+    """Find the plug-ins of this node that are not off; nothing is loaded yet.
+
+    Args:
+        levels: The spec's levels, by name.
+        reserved: Names that no plug-in may have: the names of slurmtrain's own checks.
+
+    Returns:
+        Entry points by name; facts with the error of unusable ones; and a description of names that clash.
+    """
+    offered: dict[str, list[EntryPoint]] = {}
+    for point in entry_points(group=GROUP):
+        if levels.get(point.name) != "off":
+            offered.setdefault(point.name, []).append(point)
+    facts: dict[str, dict[str, Any]] = {
+        name: {"error": f"no such entry point of the group {GROUP!r}"}
+        for name, level in levels.items()
+        if level != "off" and name not in offered
+    }
+    clashes = []
+    for name, points in offered.items():
+        packages = ", ".join(sorted({point.dist.name if point.dist is not None else point.value for point in points}))
+        # Reported under the name "plugins": the check of this name is slurmtrain's own, and runs as usual.
+        if name in reserved:
+            clashes.append(f"the entry point {name!r} of {packages} has the name of a check of slurmtrain's own")
+        elif len(points) > 1:
+            facts[name] = {"error": f"several packages have a check of this name: {packages}"}
+    usable = {name: points[0] for name, points in offered.items() if name not in reserved and len(points) == 1}
+    return usable, facts, "; ".join(clashes)
+
+
+def run_plugin(point: EntryPoint, node: CheckedNode) -> dict[str, Any]:
+    """Load a plug-in and run its check on a node; returns ``status``, ``summary`` and ``evidence``.
+
+    Raises TypeError or ValueError if it returns something else, and whatever it raises itself.
+    """
+    check: Callable[[CheckedNode], object] = point.load()
+    returned = check(node)
+    if not isinstance(returned, tuple) or len(returned) not in (2, 3):
+        raise TypeError(f"{point.value} returned {returned!r:.100}, not (status, summary[, evidence])")
+    status, summary, evidence = (*returned, {}) if len(returned) == 2 else returned
+    if status not in STATUSES:
+        raise ValueError(f"{point.value} returned the status {status!r:.100}; use one of {', '.join(STATUSES)}")
+    if not isinstance(summary, str) or not isinstance(evidence, Mapping):
+        raise TypeError(f"{point.value} returned a summary that is not text, or evidence that is not a mapping")
+    # Converted to JSON and back, as in the journal: what JSON cannot hold raises here, where the plug-in is known.
+    plain = json.loads(json.dumps(dict(evidence), allow_nan=False))
+    return {"status": status, "summary": " ".join(summary.split())[:_SUMMARY_LIMIT], "evidence": plain}

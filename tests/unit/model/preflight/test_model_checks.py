@@ -9,15 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers.node_facts import GOOD, HOSTS, ROOM, VERSIONS, judge_check, judge_node, limits, spec_with
+from helpers.node_facts import GOOD, GPU, GPUS, HOSTS, ROOM, VERSIONS, judge_check, judge_node, limits, spec_with
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.kinds import Section, keys_of
+from slurmtrain.model.experiment.resources import ResourcesSpec
 from slurmtrain.model.experiment.sections import LEVELS, PreflightSpec
 from slurmtrain.model.experiment.spec import NetworkSpec, Spec
-from slurmtrain.model.preflight.checks import FATAL_XIDS, blamed_nodes, judge_checks
-from slurmtrain.model.preflight.finding import Finding
+from slurmtrain.model.preflight.checks import FATAL_XIDS, blamed_nodes, judge_checks, judge_hardware
+from slurmtrain.model.preflight.finding import STATUSES, Finding, apply_level, worst_status
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "preflight.md"
 OWN = ["shared", "versions", "gpu", "hardware", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment"]
@@ -284,18 +285,18 @@ def failed(check: str, **evidence: Any) -> Finding:
     return Finding(check, "fail", "it failed", evidence)
 
 
-DISK, GPU = failed("disk"), failed("gpu")
+DISK_FAILED, GPU_FAILED = failed("disk"), failed("gpu")
 
 
 @pytest.mark.parametrize(
     ("findings", "blamed"),
     [
-        ([[], [DISK], []], {1}),
-        ([[DISK]], {0}),
-        ([[DISK], [DISK, GPU]], {1}),
-        ([[DISK], [GPU]], {0, 1}),
+        ([[], [DISK_FAILED], []], {1}),
+        ([[DISK_FAILED]], {0}),
+        ([[DISK_FAILED], [DISK_FAILED, GPU_FAILED]], {1}),
+        ([[DISK_FAILED], [GPU_FAILED]], {0, 1}),
         # What all nodes share, is ambiguous, or is no failure, is no node's fault.
-        ([[DISK], [DISK]], set()),
+        ([[DISK_FAILED], [DISK_FAILED]], set()),
         ([[failed("versions", ambiguous=True)], []], set()),
         *(([[Finding("disk", status, "")], []], set()) for status in ("skip", "pass", "warn")),
     ],
@@ -345,3 +346,209 @@ def test_the_page_names_the_keys_that_hold_for_all_checks_and_their_levels() -> 
     assert f"{PreflightSpec().timeout_s:g} s" in text
     assert [code for code in sorted(FATAL_XIDS) if str(code) not in text] == []
     assert [level for level in LEVELS if f"| `{level}` |" not in text] == []
+
+
+# --- whether the nodes of a job have the same hardware ------------------------------------------------------------
+
+A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory": 85_095_874_560}
+SMALL_A100 = {"name": "NVIDIA A100-SXM4-80GB", "memory": 42_949_672_960}
+RTX = {"name": "NVIDIA GeForce RTX 3090", "memory": 25_446_645_760}
+
+MIXED = Spec(resources=ResourcesSpec(mixed=True))
+
+
+def gpus(*each: dict[str, Any]) -> dict[str, Any]:
+    return {"gpus": list(each)}
+
+
+def cpus(model: str, count: float) -> dict[str, Any]:
+    return {"cpu": model, "cpus": count}
+
+
+def test_equal_nodes_pass() -> None:
+    judged = judge_hardware({0: gpus(A100, A100), 1: gpus(A100, A100)}, Spec(), HOSTS)
+    assert {(status, summary) for status, summary, _ in judged.values()} == {
+        ("pass", "2 x NVIDIA A100-SXM4-80GB, 79 GiB")
+    }
+
+
+def test_different_gpus_are_refused_with_the_nodes_and_the_types() -> None:
+    judged = judge_hardware({0: gpus(A100), 1: gpus(RTX), 2: gpus(A100)}, Spec(), HOSTS)
+    status, summary, evidence = judged[2]
+    assert status == "fail"
+    assert summary == (
+        "GPUs differ (node0, node2: 1 x NVIDIA A100-SXM4-80GB, 79 GiB; node1: 1 x NVIDIA GeForce RTX 3090, 24 GiB): "
+        "set 'resources.mixed: true', or request one type"
+    )
+    assert evidence["ambiguous"]
+
+
+def test_gpus_of_the_same_name_may_differ_in_memory() -> None:
+    judged = judge_hardware({0: gpus(A100), 1: gpus(SMALL_A100)}, Spec(), HOSTS)
+    assert {status for status, _, _ in judged.values()} == {"fail"}
+
+
+def test_what_the_driver_keeps_of_the_memory_is_no_difference() -> None:
+    less = {**A100, "memory": A100["memory"] - 50_000_000}
+    judged = judge_hardware({0: gpus(A100), 1: gpus(less)}, Spec(), HOSTS)
+    assert {status for status, _, _ in judged.values()} == {"pass"}
+
+
+def test_the_gpus_of_a_single_node_may_differ() -> None:
+    assert judge_hardware({0: gpus(A100, RTX)}, Spec(), HOSTS)[0][0] == "fail"
+    assert judge_hardware({0: gpus(A100, RTX)}, MIXED, HOSTS)[0][0] == "pass"
+
+
+@pytest.mark.parametrize("other", [cpus("EPYC 7402", 8.0), cpus("Xeon 6248", 2.0)])
+def test_different_cpus_are_a_warning(other: dict[str, Any]) -> None:
+    status, summary, _ = judge_hardware({0: cpus("Xeon 6248", 8.0), 1: other}, Spec(), HOSTS)[0]
+    assert status == "warn"
+    assert "node0: 8 x Xeon 6248; node1:" in summary
+
+
+def test_a_mixture_that_is_allowed_is_recorded() -> None:
+    judged = judge_hardware({0: gpus(A100), 1: gpus(RTX)}, MIXED, HOSTS)
+    assert judged[1] == ("pass", "1 x NVIDIA GeForce RTX 3090, 24 GiB", {"gpus": [RTX], "mixed": True})
+
+
+def test_a_refused_mixture_puts_no_node_in_the_ledger() -> None:
+    facts = {node: {"hardware": gpus(gpu)} for node, gpu in enumerate((A100, A100, RTX))}
+    findings = judge_checks(facts, Spec(resources=ResourcesSpec(gpus_per_node=1)), HOSTS)
+    hardware = {
+        node: [each.status for each in of_node if each.check == "hardware"] for node, of_node in findings.items()
+    }
+    assert hardware == {0: ["fail"], 1: ["fail"], 2: ["fail"]}
+    assert not blamed_nodes(findings)
+    allowed = replace(Spec(), resources=ResourcesSpec(gpus_per_node=1, mixed=True))
+    statuses = {each.status for of_node in judge_checks(facts, allowed, HOSTS).values() for each in of_node}
+    assert "fail" not in statuses
+
+
+# --- what the checks make of GPUs, and of nodes that are slower than others ---------------------------------------
+
+# --- GPUs -------------------------------------------------------------------------------------------------------
+
+
+def with_gpu(**facts: Any) -> dict[str, Any]:
+    """The facts of two GPUs of which the second one is like this."""
+    return {**GPUS, "gpus": [GPU, {**GPU, **facts}]}
+
+
+SPEED = "2 GPUs, H100, 612 to 640 TFLOP/s"
+ONE_USED = {"count": 1, "gpus": GPUS["gemm"]["gpus"][:1]}
+
+
+def xid(code: int, times: int) -> dict[str, Any]:
+    return {**GPUS, "xids": [{"bus": "0000:3b:00", "code": code, "times": times, "line": "NVRM"}]}
+
+
+@pytest.mark.parametrize(
+    ("facts", "status", "summary"),
+    [
+        (GPUS, "pass", SPEED),
+        ({**GPUS, "count": 1}, "fail", "1 of 2 GPUs"),
+        ({**GPUS, "gemm": ONE_USED}, "fail", "torch can use 1 of 2 GPUs"),
+        # Of the parts of a divided one torch need use but one.
+        ({**GPUS, "mig": True, "gemm": ONE_USED}, "pass", "2 GPUs, H100"),
+        (with_gpu(uncorrected=1), "fail", "GPU 1 has 1 uncorrected memory error"),
+        (with_gpu(uncorrected=7), "fail", "GPU 1 has 7 uncorrected memory errors"),
+        (with_gpu(pending=True), "fail", "GPU 1 must be reset to replace memory that failed"),
+        (with_gpu(used_mb=30512), "fail", "GPU 1 has 30512 MB in use (limit 2048 MB)"),
+        # Figures that a GPU does not have, and a kernel log that cannot be read, are no failure.
+        (with_gpu(uncorrected=None, pending=None, used_mb=None), "pass", SPEED),
+        ({**GPUS, "xids": None, "kernel_log": "operation not permitted"}, "pass", SPEED),
+        ({**GPUS, "gpus": [GPU, {"error": "GPU is lost"}]}, "fail", "GPU 1: GPU is lost"),
+        ({**GPUS, "gemm": {"error": "signal 11"}}, "fail", "cannot multiply: signal 11"),
+        ({**GPUS, "gemm": {"count": 2, "gpus": [GPUS["gemm"]["gpus"][0], {"gpu": 1, "error": "no answer"}]}}, "fail",
+         "GPU 1 cannot multiply: no answer"),
+        (xid(79, 2), "fail", "2 x Xid 79 of 0000:3b:00 in the kernel log"),
+        # This one is no sign of broken hardware, and that one is caused by programs.
+        (xid(63, 1), "warn", "1 x Xid 63 of 0000:3b:00 in the kernel log"),
+        (xid(31, 9), "pass", SPEED),
+        ({**GPUS, "nvml": "nvidia-ml-py is not installed", "gpus": []}, "pass",
+         "memory errors not checked: nvidia-ml-py is not installed"),
+        ({**GPUS, "gemm": {"skip": "torch is built without CUDA"}}, "pass",
+         "no matrix product: torch is built without CUDA"),
+    ],
+)  # fmt: skip
+def test_a_gpu_that_is_not_as_it_should_be_fails_with_figures(facts: dict[str, Any], status: str, summary: str) -> None:
+    finding = judge_node("gpu", facts)
+    assert finding.status == status
+    assert summary == finding.summary if status == "fail" else summary in finding.summary
+
+
+def test_a_summary_has_every_problem_of_the_gpus() -> None:
+    facts = {**with_gpu(uncorrected=1, pending=True), "count": 1}
+    assert judge_node("gpu", facts).summary.count(";") == 2
+    assert 63 not in FATAL_XIDS
+
+
+# --- stragglers -------------------------------------------------------------------------------------------------
+
+
+def times(*seconds: float) -> dict[int, dict[str, float]]:
+    return {node: {"seconds": each} for node, each in enumerate(seconds)}
+
+
+@pytest.mark.parametrize(
+    ("facts", "statuses", "summaries"),
+    [
+        (times(0.001, 0.0011, 0.0034), "pass pass fail", {2: "3.4 ms, 3.1 times the median (limit 2)"}),
+        (times(0.001, 0.001, 0.002), "pass pass pass", {}),
+        # If half of them are slow, the quick ones are the measure. Of fewer than three none is a straggler.
+        (times(0.001, 0.001, 0.005, 0.005), "pass pass fail fail", {}),
+        (times(0.001), "pass", {0: "1 ms"}),
+        (times(0.001, 0.9), "pass pass", {0: "1 ms"}),
+        # Those that were not timed are not counted.
+        ({**times(0.001, 0.9), 2: {"error": "RuntimeError: no"}}, "pass pass warn", {}),
+    ],
+)
+def test_a_node_that_takes_more_than_twice_the_median_is_a_straggler(
+    facts: dict[int, dict[str, Any]], statuses: str, summaries: dict[int, str]
+) -> None:
+    findings = judge_check("straggler", facts, spec_with(straggler={"level": "fail"}))
+    assert [finding.status for finding in findings.values()] == statuses.split()
+    assert {node: findings[node].summary for node in summaries} == summaries
+
+
+# --- findings: as they are journaled, at a level, and added up ----------------------------------------------------
+
+
+def finding(status: str) -> Finding:
+    return Finding("disk", status, "412 GB free")
+
+
+def test_a_finding_is_journaled_with_its_evidence_if_it_has_any() -> None:
+    assert finding("pass").to_dict() == {"check": "disk", "status": "pass", "summary": "412 GB free"}
+    with_evidence = Finding("disk", "fail", "0.2 GB free", {"free": 2e8})
+    assert with_evidence.to_dict() == {
+        "check": "disk",
+        "status": "fail",
+        "summary": "0.2 GB free",
+        "evidence": {"free": 2e8},
+    }
+
+
+@pytest.mark.parametrize("status", STATUSES)
+def test_at_a_level_of_warn_a_failure_is_a_warning_and_all_else_stays(status: str) -> None:
+    assert apply_level(finding(status), "warn") == finding("warn" if status == "fail" else status)
+    assert apply_level(finding(status), "fail") == finding(status)
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        ([], "pass"),
+        (["skip"], "pass"),
+        (["skip", "pass"], "pass"),
+        (["pass", "warn", "skip"], "warn"),
+        (["fail", "warn", "pass"], "fail"),
+    ],
+)
+def test_the_worst_status_counts_and_skipped_checks_do_not(statuses: list[str], expected: str) -> None:
+    assert worst_status(finding(status) for status in statuses) == expected
+
+
+@given(st.lists(st.sampled_from(STATUSES)))
+def test_the_order_of_findings_changes_nothing(statuses: list[str]) -> None:
+    assert worst_status(map(finding, statuses)) == worst_status(map(finding, reversed(statuses)))

@@ -32,7 +32,7 @@ def set_addresses(monkeypatch: pytest.MonkeyPatch, addresses: Sequence[str], rou
 
 def evaluate_announcement(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> CoordinatorEndpoints:
     """What a task learns after a shell has evaluated what is printed."""
-    announce.main()
+    announce.announce_node_0()
     script = f"{capsys.readouterr().out}\nenv -0"
     shell = subprocess.run(["sh", "-c", script], env={"PATH": os.environ["PATH"]}, capture_output=True, check=True)
     for variable in shell.stdout.decode().split("\0"):
@@ -63,13 +63,6 @@ def test_a_default_route_from_no_usable_address_changes_nothing(
     assert evaluate_announcement(capsys, monkeypatch).addresses == ("10.1.0.1", "10.0.0.1")
 
 
-def test_every_announcement_has_a_secret_of_its_own(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    set_addresses(monkeypatch, ["10.0.0.1"], {})
-    assert evaluate_announcement(capsys, monkeypatch).secret != evaluate_announcement(capsys, monkeypatch).secret
-
-
 def test_the_port_is_a_free_one_of_the_job_and_its_restart(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -96,7 +89,7 @@ def test_a_node_without_an_address_reports_why_it_exports_nothing(
 ) -> None:
     set_addresses(monkeypatch, [], {})
     with pytest.raises(SystemExit, match="no network address that others could reach; they will look for a file"):
-        announce.main()
+        announce.announce_node_0()
     assert capsys.readouterr().out == ""
 
 

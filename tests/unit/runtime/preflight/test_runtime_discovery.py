@@ -18,9 +18,9 @@ import pytest
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.run.layout import AttemptDir, RunsRoot
 from slurmtrain.runtime.environment.node import CoordinatorEndpoints, pop_coordinator_endpoints
-from slurmtrain.runtime.preflight import discovery, ports
+from slurmtrain.runtime.preflight import entry, ports
 from slurmtrain.runtime.preflight.connections import Endpoint, ParticipantConnections, connect_to_coordinator
-from slurmtrain.runtime.preflight.discovery import listen_for_participants, watch_endpoints
+from slurmtrain.runtime.preflight.entry import listen_for_participants, watch_endpoints
 from slurmtrain.runtime.preflight.ports import listen, listen_anywhere
 from slurmtrain.system.files import read_json
 
@@ -62,8 +62,8 @@ class Reads:
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Reads:
     reads = Reads()
-    monkeypatch.setattr(discovery, "read_json", reads.read)
-    monkeypatch.setattr(discovery, "time", reads)
+    monkeypatch.setattr(entry, "read_json", reads.read)
+    monkeypatch.setattr(entry, "time", reads)
     return reads
 
 
@@ -189,7 +189,7 @@ def test_without_exported_endpoints_the_file_is_read_at_each_call_until_it_exist
 async def test_a_participant_finds_node_0(
     attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch, exported: bool, occupied: bool, free_port: int
 ) -> None:
-    monkeypatch.setattr(discovery, "_EXPORTED_ONLY_S", 0.1)
+    monkeypatch.setattr(entry, "_EXPORTED_ONLY_S", 0.1)
     exported = CoordinatorEndpoints(("127.0.0.1",), free_port, SECRET) if exported else None
 
     # Somebody who has taken the port for loopback alone, and says nothing.
@@ -236,7 +236,3 @@ def test_exported_endpoints_that_cannot_be_read_are_ignored(
 ) -> None:
     monkeypatch.setenv(list(environ)[variable], text)
     assert pop_coordinator_endpoints() is None
-
-
-def test_endpoints_survive_json() -> None:
-    assert CoordinatorEndpoints.from_dict(EXPORTED.to_dict()) == EXPORTED

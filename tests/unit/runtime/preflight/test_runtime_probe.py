@@ -212,16 +212,6 @@ def test_a_connection_that_is_closed_early_is_a_problem() -> None:
     assert reason_of(asyncio.run(scenario())) == "127.2.0.2: it closed the connection"
 
 
-def test_a_problem_with_one_node_does_not_affect_others() -> None:
-    async def scenario() -> list[NetworkProblem]:
-        network_to_probe = network("127.2.0.1", "127.2.0.2", "127.2.0.3", "127.2.0.4")
-        async with answering_probers(4, {2: OTHER}) as (probers, ports):
-            return await probers[0].probe(network_to_probe, ports, [1, 2, 3], LONG_S)
-
-    [problem] = asyncio.run(scenario())
-    assert (problem.source, problem.target) == (0, 2)
-
-
 def test_failed_handshakes_at_the_port_disturb_no_probe() -> None:
     async def scenario() -> list[NetworkProblem]:
         async with answering_probers() as (probers, ports):

@@ -19,12 +19,9 @@ from slurmtrain.runtime.preflight.facts import clock_facts
 from slurmtrain.runtime.preflight.facts.clock_facts import (
     Timex,
     ask_kernel,
-    combine,
     read_chrony,
     read_discipline,
     read_kernel,
-    read_ntpq,
-    read_timedatectl,
 )
 
 # chronyd 4.3: one that follows a server, one whose server does not answer, and one with "local stratum 8".
@@ -41,25 +38,6 @@ CHRONY_ALONE = (
     "0.000000000,0.0,Normal\n"
 )
 CHRONY_GONE = "506 Cannot talk to daemon\n"
-# In the form of ntpd 4.2.8.
-NTPD = """associd=0 status=0615 leap_none, sync_ntp, 1 event, clock_sync,
-version="ntpd 4.2.8p15@1.3728-o Wed Sep 23 11:46:38 UTC 2020 (1)",
-processor="x86_64", system="Linux/5.15.0", leap=00, stratum=3,
-precision=-24, rootdelay=2.500, rootdisp=10.250, refid=10.0.0.1,
-reftime=e9a1b2c3.12345678  Mon, Mar 18 2024 12:00:03.071,
-clock=e9a1b2d4.9abcdef0  Mon, Mar 18 2024 12:00:20.604, peer=4711, tc=10,
-mintc=3, offset=-0.500000, frequency=-12.345, sys_jitter=0.113289,
-clk_jitter=0.328, clk_wander=0.005
-"""
-NTPD_ASTRAY = """associd=0 status=c016 leap_alarm, sync_unspec, 1 event, restart,
-version="ntpd 4.2.8p15", processor="x86_64", system="Linux/5.15.0", leap=11,
-stratum=16, precision=-24, rootdelay=0.000, rootdisp=3.795, refid=INIT,
-offset=0.000000, frequency=4.418
-"""
-NTPD_ALONE = """associd=0 status=0515 leap_none, sync_local, 1 event, clock_sync,
-leap=00, stratum=11, precision=-24, rootdelay=0.000, rootdisp=11.015, refid=LOCAL(0), offset=0.000000
-"""
-
 Commands = Callable[..., None]
 
 
@@ -109,44 +87,29 @@ def test_the_kernel_fills_the_structure_as_it_is_laid_out() -> None:
 
 
 ITSELF, NOBODY = "follows no source but this clock itself", "follows no source"
-NO_FIGURES = NTPD.replace("rootdisp", "rootdispersion")
 
 
 @pytest.mark.parametrize(
-    ("read", "text", "disciplined", "bound_ms", "description"),
+    ("text", "disciplined", "bound_ms", "description"),
     [
         # Of correction, dispersion and half the delay.
-        (read_chrony, CHRONY, True, 0.00666, "error at most 0.00666 ms, chrony follows 127.0.0.1"),
-        (read_chrony, CHRONY_ASTRAY, False, None, f"chrony {NOBODY}"),
-        (read_chrony, CHRONY_ALONE, False, None, f"chrony {ITSELF}"),
-        (read_ntpq, NTPD, True, 12.0, "error at most 12 ms, ntpd follows 10.0.0.1"),
-        (read_ntpq, NO_FIGURES, True, None, None),
-        *((read_ntpq, NTPD_ASTRAY.replace("leap=11", f"leap={leap}"), False, None, f"ntpd {NOBODY}")
-          for leap in ("11", "3", "03", "00")),
-        (read_ntpq, NTPD_ALONE, False, None, f"ntpd {ITSELF}"),
-        (read_timedatectl, "yes\n", True, None, "synchronised, by timedatectl"),
-        (read_timedatectl, "no\n", False, None, None),
+        (CHRONY, True, 0.00666, "error at most 0.00666 ms, chrony follows 127.0.0.1"),
+        (CHRONY_ASTRAY, False, None, f"chrony {NOBODY}"),
+        (CHRONY_ALONE, False, None, f"chrony {ITSELF}"),
     ],
-)  # fmt: skip
-def test_a_service_says_whether_it_keeps_the_clock_and_how_well(
-    read: Callable[[str], Any], text: str, disciplined: bool, bound_ms: float | None, description: str | None
+)
+def test_chrony_says_whether_it_keeps_the_clock_and_how_well(
+    text: str, disciplined: bool, bound_ms: float | None, description: str
 ) -> None:
-    answer = read(text)
-    assert answer["disciplined"] is disciplined
-    assert description in (None, answer["description"])
+    answer = read_chrony(text)
+    assert answer is not None
+    assert (answer["disciplined"], answer["description"]) == (disciplined, description)
     assert answer["bound_ms"] == (None if bound_ms is None else pytest.approx(bound_ms, rel=1e-3))
 
 
-@pytest.mark.parametrize(
-    ("read", "text"),
-    [
-        *((read_chrony, text) for text in (CHRONY_GONE, "", *(CHRONY.replace("0.000001872", x) for x in ("nan", "-")))),
-        *((read_ntpq, text) for text in ("", "ntpq: read: Connection refused\n", "leap=00", "stratum=3")),
-        (read_timedatectl, ""),
-    ],
-)
-def test_output_that_is_not_a_services_is_no_answer(read: Callable[[str], Any], text: str) -> None:
-    assert read(text) is None
+@pytest.mark.parametrize("text", [CHRONY_GONE, "", *(CHRONY.replace("0.000001872", x) for x in ("nan", "-"))])
+def test_output_that_is_not_chronys_is_no_answer(text: str) -> None:
+    assert read_chrony(text) is None
 
 
 _CELLS = st.text(alphabet='0123456789.-+eEnaif,"= \nabcleapstratum', max_size=80)
@@ -157,18 +120,16 @@ _CELLS = st.text(alphabet='0123456789.-+eEnaif,"= \nabcleapstratum', max_size=80
         st.text(),
         _CELLS,
         st.lists(st.sampled_from(CHRONY.split(",")) | st.text(max_size=5), min_size=14, max_size=14).map(",".join),
-        st.lists(st.sampled_from(NTPD.split(", ")), max_size=12).map(", ".join),
     )
 )
 def test_any_text_gives_a_whole_answer_or_none(text: str) -> None:
-    for read, source in ((read_chrony, "chrony"), (read_timedatectl, "timesyncd"), (read_ntpq, "ntpd")):
-        discipline = read(text)
-        if discipline is not None:
-            assert set(discipline) == {"disciplined", "source", "description", "bound_ms"}
-            assert discipline["source"] == source
-            assert discipline["disciplined"] in (True, False)
-            assert discipline["description"]
-            json.dumps(discipline, allow_nan=False)
+    discipline = read_chrony(text)
+    if discipline is not None:
+        assert set(discipline) == {"disciplined", "source", "description", "bound_ms"}
+        assert discipline["source"] == "chrony"
+        assert discipline["disciplined"] in (True, False)
+        assert discipline["description"]
+        json.dumps(discipline, allow_nan=False)
 
 
 # --- who is believed --------------------------------------------------------------------------------------------
@@ -212,13 +173,8 @@ def test_a_kernel_that_calls_the_clock_synchronised_is_enough(commands: Commands
     assert not (tmp_path / "asked").exists()
 
 
-def test_the_first_service_that_keeps_the_clock_is_believed(commands: Commands) -> None:
-    commands(None, chronyc=printing(CHRONY_ASTRAY), timedatectl="echo no", ntpq=printing(NTPD))
-    assert read_discipline() == read_ntpq(NTPD)
-
-
 @pytest.mark.parametrize("kernel", [None, IN_DOUBT, ASTRAY], ids=["none", "in doubt", "denies"])
-def test_services_are_believed_where_the_kernel_does_not_call_the_clock_synchronised(
+def test_chrony_is_believed_where_the_kernel_does_not_call_the_clock_synchronised(
     commands: Commands, kernel: dict[str, Any] | None
 ) -> None:
     commands(kernel, chronyc=f"echo '{CHRONY_GONE.strip()}'; exit 1")
@@ -227,10 +183,10 @@ def test_services_are_believed_where_the_kernel_does_not_call_the_clock_synchron
         assert (alone["disciplined"], alone["source"], alone["bound_ms"]) == (True, "adjtimex", 5.0)
     else:
         nothing = {"disciplined": None, "source": "none", "description": "no time service answers", "bound_ms": None}
-        assert alone == (kernel or nothing) == combine(kernel, None)
+        assert alone == (kernel or nothing)
     commands(kernel, chronyc=printing(CHRONY))
     assert read_discipline() == read_chrony(CHRONY)
-    commands(kernel, chronyc=printing(CHRONY_ASTRAY), timedatectl="echo no")
+    commands(kernel, chronyc=printing(CHRONY_ASTRAY))
     assert read_discipline() == read_chrony(CHRONY_ASTRAY)
 
 
@@ -244,13 +200,13 @@ def test_services_are_believed_where_the_kernel_does_not_call_the_clock_synchron
     ],
 )
 def test_a_command_that_hangs_or_fails_is_skipped(commands: Commands, tmp_path: Path, script: str | None) -> None:
-    commands(None, chronyc=script or "", timedatectl="echo yes")
+    commands(None, chronyc=script or "")
     if script is None:
         (tmp_path / "chronyc").write_bytes(b"\x7fELF")
-    assert read_discipline()["source"] == "timesyncd"
+    assert read_discipline()["source"] == "none"
 
 
-def test_commands_are_asked_in_the_language_that_is_read_and_without_input(commands: Commands) -> None:
-    language, arguments = '[ "$LC_ALL" = C ]', '[ "$*" = "show -p NTPSynchronized --value" ]'
-    commands(None, timedatectl=f"{language} && {arguments} && ! read -r line && echo yes")
+def test_chrony_is_asked_in_the_language_that_is_read_and_without_input(commands: Commands) -> None:
+    language, arguments = '[ "$LC_ALL" = C ]', '[ "$*" = "-n -c tracking" ]'
+    commands(None, chronyc=f"{language} && {arguments} && ! read -r line && {printing(CHRONY)}")
     assert read_discipline()["disciplined"] is True

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
+import re
 import resource
 import socket
 import subprocess
 import sys
 import threading
 import time
+import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -27,8 +31,15 @@ from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.preflight import checks
 from slurmtrain.model.run.layout import RunsRoot
-from slurmtrain.runtime.preflight.facts import gpus, measure, network_plugins
-from slurmtrain.runtime.preflight.facts.measure import NodeContext, measure_all, remove_shared_file
+from slurmtrain.runtime.preflight.facts import gpus, measure
+from slurmtrain.runtime.preflight.facts.measure import (
+    CheckedNode,
+    NodeContext,
+    find_plugins,
+    measure_all,
+    remove_shared_file,
+    run_plugin,
+)
 
 TOKEN = "5eed" * 16
 OWN = {"shared", "versions", "gpu", "hardware", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment"}
@@ -190,19 +201,21 @@ def test_a_node_does_not_see_a_file_elsewhere_of_another_attempt_or_with_other_c
 
 
 def test_the_directory_is_opened_before_each_read_to_refresh_the_cache_of_nfs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     opened: list[object] = []
     really_open = os.open
 
-    def note_open(path: Path, flags: int) -> int:
+    def note_open(path: Path, *arguments: int) -> int:
         opened.append(path)
-        return really_open(path, flags)
+        return really_open(path, *arguments)
 
+    node = make_context(preflight=only_checks("shared", shared={"timeout_s": 0.1}), node=1, nodes=2)
+    monkeypatch.setattr(measure, "write_atomically", lambda path, content: path.touch())
     monkeypatch.setattr(os, "open", note_open)
     monkeypatch.setattr(Path, "read_bytes", lambda path: opened.append("read") or b"")
-    assert not measure._wait_for_content(tmp_path / "file", b"content", time.monotonic())
-    assert opened == [tmp_path, "read"]
+    assert measure_all(node)["shared"] == {"unseen": True}
+    assert [each for each in opened if each in ("read", node.attempt.path)][:4] == [node.attempt.path, "read"] * 2
 
 
 @pytest.mark.parametrize("node", [0, 1])
@@ -377,7 +390,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             SimpleNamespace(name=name, value=f"site:{name}", dist=SimpleNamespace(name="site"), load=lambda f=f: f)
             for name, f in functions.items()
         ]
-        monkeypatch.setattr(network_plugins, "entry_points", lambda group: points)
+        monkeypatch.setattr(measure, "entry_points", lambda group: points)
 
     return put
 
@@ -425,5 +438,171 @@ def test_a_plug_in_cannot_take_the_place_of_a_check_of_slurmtrains_own(
 def test_a_search_for_plug_ins_that_hangs_is_a_timeout(
     make_context: MakeContext, hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(network_plugins, "entry_points", hanging)
+    monkeypatch.setattr(measure, "entry_points", hanging)
     assert measure_all(make_context(preflight=only_checks(timeout_s=1.0))) == {"plugins": {"timeout": 1.0}}
+
+
+# --- checks that other packages bring along -----------------------------------------------------------------------
+
+PAGE = Path(__file__).resolve().parents[5] / "docs" / "preflight.md"
+OWN_PLUGINS = {"disk", "gpu"}
+
+Install = Callable[..., Path]
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Install a package with entry points, ``name=module:callable``, and a module of this text."""
+
+    def put(package: str, *points: str, module: str = "sitecheck", text: str = "") -> Path:
+        place = tmp_path / package
+        metadata = place / f"{package}-1.0.dist-info"
+        metadata.mkdir(parents=True)
+        (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = "\n".join([f"[{measure.GROUP}]", *(point.replace("=", " = ", 1) for point in points)])
+        (metadata / "entry_points.txt").write_text(lines + "\n")
+        (place / f"{module}.py").write_text(text)
+        monkeypatch.syspath_prepend(str(place))
+        monkeypatch.delitem(sys.modules, module, raising=False)
+        return place
+
+    return put
+
+
+def node(**changes: object) -> CheckedNode:
+    values: dict[str, object] = {
+        "index": 1,
+        "nodes": 4,
+        "host": "node1",
+        "executor": "slurm",
+        "run_dir": Path("/runs/x"),
+        "params": {"lr": 0.1},
+        "gpus_per_node": 8,
+    }
+    return CheckedNode(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def point(text: str, install: Install) -> EntryPoint:
+    """An entry point whose callable ``check`` is defined by this text."""
+    install("site-checks", "licence=sitecheck:check", text=text)
+    points, _, _ = find_plugins({}, OWN_PLUGINS)
+    return points["licence"]
+
+
+# --- which there are --------------------------------------------------------------------------------------------
+
+
+def test_an_installed_check_is_found_by_the_name_of_its_entry_point(install: Install) -> None:
+    install("site-checks", "licence=sitecheck:check", "scratch=sitecheck:other")
+    points, facts, clashes = find_plugins({}, OWN_PLUGINS)
+    assert points.keys() == {"licence", "scratch"}
+    assert (facts, clashes) == ({}, "")
+
+
+def test_a_check_is_not_loaded_to_be_found_and_one_that_is_off_need_not_be_installed(install: Install) -> None:
+    assert find_plugins({"licence": "off"}, OWN_PLUGINS) == ({}, {}, "")
+    install("site-checks", "licence=sitecheck:check", text="raise SystemExit('loaded')")
+    assert find_plugins({"licence": "off"}, OWN_PLUGINS) == ({}, {}, "")
+    find_plugins({}, OWN_PLUGINS)
+    assert "sitecheck" not in sys.modules
+
+
+@pytest.mark.parametrize("level", ["warn", "fail"])
+def test_a_level_for_a_check_that_is_not_installed_is_an_error(level: str) -> None:
+    points, facts, clashes = find_plugins({"licence": level}, OWN_PLUGINS)
+    assert facts == {"licence": {"error": "no such entry point of the group 'slurmtrain.checks'"}}
+    assert (points, clashes) == ({}, "")
+
+
+def test_a_name_of_slurmtrains_own_is_refused_with_the_package(install: Install) -> None:
+    install("site-checks", "disk=sitecheck:check", "licence=sitecheck:check")
+    points, facts, clashes = find_plugins({}, OWN_PLUGINS)
+    assert points.keys() == {"licence"}
+    assert facts == {}
+    assert clashes == "the entry point 'disk' of site-checks has the name of a check of slurmtrain's own"
+
+
+def test_one_name_in_two_packages_is_refused_with_both(install: Install) -> None:
+    install("site-checks", "licence=sitecheck:check")
+    install("lab-checks", "licence=labcheck:check", module="labcheck")
+    points, facts, _ = find_plugins({}, OWN_PLUGINS)
+    assert points == {}
+    assert facts["licence"]["error"] == "several packages have a check of this name: lab-checks, site-checks"
+
+
+# --- what they say ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("returned", "finding"),
+    [
+        ("'warn', f'{node.host} of {node.nodes}'", ("warn", "node1 of 4", {})),
+        ("'fail', 'none left', {'left': 0, 'asked': (1, 2)}", ("fail", "none left", {"left": 0, "asked": [1, 2]})),
+        # One line of a bounded length.
+        ("'pass', 'a\\n  b ' + 'c' * 9999", ("pass", f"a b {'c' * 496}", {})),
+    ],
+)
+def test_a_check_returns_status_summary_and_evidence(
+    install: Install, returned: str, finding: tuple[object, ...]
+) -> None:
+    check = point(f"def check(node): return {returned}", install)
+    assert run_plugin(check, node()) == dict(zip(("status", "summary", "evidence"), finding, strict=True))
+
+
+@pytest.mark.parametrize(
+    ("returned", "reason"),
+    [
+        ("None", "returned None, not"),
+        ("'pass'", "not \\(status, summary"),
+        ("('pass',)", "not \\(status, summary"),
+        ("('pass', 'a', {}, 1)", "not \\(status, summary"),
+        ("['pass', 'a']", "not \\(status, summary"),
+        ("('fine', 'a')", "the status 'fine'; use one of skip, pass, warn, fail"),
+        ("([], 'a')", "the status \\[\\]"),
+        ("('pass', 3)", "a summary that is not text"),
+        ("('pass', 'a', [1])", "evidence that is not a mapping"),
+        ("('pass', 'a', {'x': object()})", "not JSON serializable"),
+        ("('pass', 'a', {'x': float('nan')})", "not JSON compliant"),
+    ],
+)
+def test_anything_else_that_a_check_returns_is_an_error(install: Install, returned: str, reason: str) -> None:
+    check = point(f"def check(node): return {returned}", install)
+    with pytest.raises((TypeError, ValueError), match=reason):
+        run_plugin(check, node())
+
+
+@pytest.mark.parametrize(
+    "text", ["raise ImportError('no')", "def other(node): pass", "def check(node): raise OSError('no')"]
+)
+def test_an_exception_of_a_check_is_raised(install: Install, text: str) -> None:
+    with pytest.raises((ImportError, AttributeError, OSError)):
+        run_plugin(point(text, install), node())
+
+
+def test_a_check_cannot_change_the_node(install: Install) -> None:
+    check = point("def check(node): node.index = 0", install)
+    with pytest.raises(AttributeError):
+        run_plugin(check, node())
+
+
+# --- the page ---------------------------------------------------------------------------------------------------
+
+
+def test_the_example_of_the_page_runs(install: Install, tmp_path: Path) -> None:
+    text = PAGE.read_text()
+    block = dict(re.findall(r"^```(python|toml)\n(.*?)^```$", text, re.M | re.S))
+    points = tomllib.loads(block["toml"])["project"]["entry-points"][measure.GROUP]
+    ((name, value),) = points.items()
+    module = value.partition(":")[0]
+    install("site-checks", f"{name}={value}", module=module, text=block["python"])
+    importlib.invalidate_caches()
+    points, _, _ = find_plugins({}, OWN_PLUGINS)
+    assert run_plugin(points[name], node(params={}))["status"] == "skip"
+    assert run_plugin(points[name], node(params={"data": str(tmp_path)}))["status"] == "pass"
+    missing = run_plugin(points[name], node(params={"data": str(tmp_path / "nothing")}))
+    assert (missing["status"], missing["evidence"]) == ("fail", {"path": str(tmp_path / "nothing")})
+
+
+def test_the_page_names_every_attribute_of_a_node() -> None:
+    text = PAGE.read_text()
+    assert [name for name in CheckedNode.__dataclass_fields__ if f"`{name}`" not in text] == []

@@ -15,7 +15,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.diagnosis.root_cause import PatternMatch
-    from slurmtrain.model.interruption.site_findings import SiteFinding
+    from slurmtrain.model.interruption.outlook import SiteFinding
     from slurmtrain.ops.diagnose import AttemptDiagnosis
     from slurmtrain.ops.doctor import DoctorReport
 
@@ -70,7 +70,7 @@ def doctor_command(
 
 def _print_outlooks(report: DoctorReport, *, as_table: bool) -> None:
     """What interruptions do on each partition, and below that what was found, each finding once."""
-    from slurmtrain.model.interruption.site_findings import worst_severity
+    from slurmtrain.model.interruption.outlook import worst_severity
 
     if as_table:
         rows = [

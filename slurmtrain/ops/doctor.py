@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.interruption.cases import JobFacts
-from slurmtrain.model.interruption.outlook import Outlook, local_outlook, make_outlook
+from slurmtrain.model.interruption.outlook import Outlook, SiteFinding, local_outlook, make_outlook, worst_severity
 from slurmtrain.model.interruption.preemption import may_use
-from slurmtrain.model.interruption.site_findings import SiteFinding, worst_severity
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace

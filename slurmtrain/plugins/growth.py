@@ -19,7 +19,7 @@ from typing import Any
 
 from slurmtrain.errors import LaunchError, PathError, SlurmtrainError
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.interruption.growth_policy import (
+from slurmtrain.model.interruption.members import (
     Newcomer,
     Stage,
     choose_newcomers,

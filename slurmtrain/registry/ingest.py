@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.errors import RunUnreadable
-from slurmtrain.model.interruption.next_start import with_next_start
+from slurmtrain.model.interruption.policy import with_next_start
 from slurmtrain.model.metrics.columns import Block
 from slurmtrain.model.metrics.curves import AttemptLines, LineSummary, extend, start_of
 from slurmtrain.model.preflight.node_ledger import ledger_entries

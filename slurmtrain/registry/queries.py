@@ -22,7 +22,7 @@ from slurmtrain.model.run.run import ENDED, RUN_STATES, UNREADABLE
 from slurmtrain.registry import schema
 
 if TYPE_CHECKING:
-    from slurmtrain.model.interruption.statistics import AttemptSpan
+    from slurmtrain.model.interruption.interval import AttemptSpan
     from slurmtrain.model.metrics.columns import MetricSummary
     from slurmtrain.model.metrics.curves import LineSummary
     from slurmtrain.model.preflight.finding import LedgerEntry
@@ -389,7 +389,7 @@ def partition_history(
         partition: The partition, as ``submitting`` events name it; empty for all.
         since: Attempts that began before this time, in seconds since 1970, do not count.
     """
-    from slurmtrain.model.interruption.statistics import AttemptSpan
+    from slurmtrain.model.interruption.interval import AttemptSpan
 
     attempts = connection.execute(_attempts_since(executor, partition, since)).all()
     save = connection.execute(_last_save(run_id, name, executor)).one_or_none()

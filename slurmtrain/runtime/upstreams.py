@@ -106,7 +106,7 @@ _MOST_DOUBLINGS = 8
 
 def read_upstream_runs(run: RunDir, upstreams: Sequence[Upstream]) -> dict[str, Run]:
     """The upstreams of a run that exist, by id, as their journals have them now."""
-    from slurmtrain.model.interruption.next_start import with_next_start
+    from slurmtrain.model.interruption.policy import with_next_start
     from slurmtrain.runtime.job.run_reader import read_run
 
     root = RunsRoot(run.path.parent)

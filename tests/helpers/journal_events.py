@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from slurmtrain.model.interruption.next_start import with_next_start
+from slurmtrain.model.interruption.policy import with_next_start
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import fold
 from slurmtrain.model.run.journal_lines import Progress, read_event

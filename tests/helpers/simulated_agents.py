@@ -20,7 +20,7 @@ from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.diagnosis.hang import Phase
 from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
-from slurmtrain.model.interruption.growth_policy import Stage
+from slurmtrain.model.interruption.members import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.agent.exits import RankExits

@@ -6,9 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.interruption.cases import JobFacts
-from slurmtrain.model.interruption.outlook import Outlook, make_outlook
+from slurmtrain.model.interruption.outlook import Outlook, SiteFinding, make_outlook
 from slurmtrain.model.interruption.preemption import Qos
-from slurmtrain.model.interruption.site_findings import SiteFinding
 from slurmtrain.slurm.parse import read_partitions
 from slurmtrain.slurm.site import Site, read_associations, read_cluster, read_config, read_partition, read_qos
 

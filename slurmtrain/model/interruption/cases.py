@@ -72,11 +72,35 @@ def slurm_cases(
     cluster: Cluster, partition: Partition, preemption: Preemption, job: JobFacts
 ) -> list[InterruptionCase]:
     """What happens to ``job`` in ``partition`` of ``cluster``; ``preemption``: how its jobs are preempted."""
+    again = f"requeues the job, which may start {format_span(cluster.requeue_delay_s)} later"
+    after = (
+        f"Slurm notices after {format_span(cluster.slurmd_timeout_s)} (SlurmdTimeout) and {again}, unless the agent of "
+        "node 0 has requeued it before"
+    )
+    if job.elastic:
+        after = f"the others continue in the same job as long as enough of them are left, else Slurm {again}"
+    node_failure = InterruptionCase(
+        event="node failure",
+        # Nothing can be saved, hence 0 seconds, which is not the same as None: it does happen.
+        seconds=0.0,
+        starts="agent" if job.elastic else "slurm",
+        delay_s=0.0 if job.elastic else cluster.requeue_delay_s,
+        text=f"the node is gone without notice, and the work since the last checkpoint is lost; {after}",
+    )
     cases = [
         _preempted(cluster, preemption, job),
         _timed_out(cluster, partition, job),
-        _node_failed(cluster, job),
-        _cancelled(cluster),
+        node_failure,
+        InterruptionCase(
+            event="scancel",
+            seconds=cluster.kill_wait_s,
+            starts="nobody",
+            delay_s=None,
+            text=(
+                f"SIGKILL follows SIGTERM after {format_span(cluster.kill_wait_s)} (KillWait), in which it saves; only "
+                "`slurmtrain resume` starts it again"
+            ),
+        ),
     ]
     return cases if job.requeue else [_without_requeue(case) for case in cases]
 
@@ -128,62 +152,43 @@ def _preempted(cluster: Cluster, preemption: Preemption, job: JobFacts) -> Inter
     exempt = f"; not in its first {format_span(cluster.exempt_s)} (PreemptExemptTime)" if cluster.exempt_s > 0 else ""
     to_script = f"; its script is sent {job.signal}" if job.own_saves else ""
     begin = f"{preemption.why}{exempt}"
-    if preemption.grace_s > 0:
-        return _preempted_with_grace(cluster, preemption, begin, to_script)
-    return _preempted_without_grace(cluster, preemption, begin, to_script)
-
-
-def _preempted_with_grace(cluster: Cluster, preemption: Preemption, begin: str, to_script: str) -> InterruptionCase:
-    # send_user_signal replaces SIGTERM at the beginning of the grace; the job does not get both.
-    signal = "SIGUSR2" if cluster.user_signal else "SIGTERM"
-    kill_wait = format_span(cluster.kill_wait_s)
-    end = f"after the grace, which may last {_GRACE_CHECK_S} s longer, {kill_wait} are left until SIGKILL"
-    fallback = "Slurm does after the grace" if preemption.mode == "REQUEUE" else "`slurmtrain watch` restarts it if not"
-    delay = format_span(cluster.requeue_delay_s)
-    return InterruptionCase(
-        event="preemption",
-        seconds=preemption.grace_s,
-        starts="agent",
-        delay_s=cluster.requeue_delay_s,
-        text=(
-            f"{begin}; {signal} comes when the grace begins{to_script}, and it saves; {end}; its own agent requeues it "
-            f"within the grace ({fallback}), and it may start {delay} later"
-        ),
-    )
-
-
-def _preempted_without_grace(cluster: Cluster, preemption: Preemption, begin: str, to_script: str) -> InterruptionCase:
+    kill_wait, delay_s = format_span(cluster.kill_wait_s), cluster.requeue_delay_s
     requeues = preemption.mode == "REQUEUE"
+    if preemption.grace_s > 0:
+        # send_user_signal replaces SIGTERM at the beginning of the grace; the job does not get both.
+        signal = "SIGUSR2" if cluster.user_signal else "SIGTERM"
+        fallback = "Slurm does after the grace" if requeues else "`slurmtrain watch` restarts it if not"
+        text = (
+            f"{begin}; {signal} comes when the grace begins{to_script}, and it saves; after the grace, which may last "
+            f"{_GRACE_CHECK_S} s longer, {kill_wait} are left until SIGKILL; its own agent requeues it within the "
+            f"grace ({fallback}), and it may start {format_span(delay_s)} later"
+        )
+        return InterruptionCase(
+            event="preemption", seconds=preemption.grace_s, starts="agent", delay_s=delay_s, text=text
+        )
     again = "Slurm cancels it, and `slurmtrain watch` submits it again"
     if requeues:
-        again = f"Slurm requeues it, and it may start {format_span(cluster.requeue_delay_s)} later"
+        again = f"Slurm requeues it, and it may start {format_span(delay_s)} later"
     return InterruptionCase(
         event="preemption",
         seconds=cluster.kill_wait_s,
         starts="slurm" if requeues else "watch",
-        delay_s=cluster.requeue_delay_s if requeues else None,
-        text=(
-            f"{begin}; there is no grace: SIGKILL follows SIGTERM after {format_span(cluster.kill_wait_s)}{to_script}; "
-            f"{again}"
-        ),
+        delay_s=delay_s if requeues else None,
+        text=f"{begin}; there is no grace: SIGKILL follows SIGTERM after {kill_wait}{to_script}; {again}",
     )
 
 
 # --- the others -----------------------------------------------------------------------------------------------------
 
 
-def _limit(partition: Partition, job: JobFacts) -> tuple[float | None, str]:
-    """The time limit of a job in seconds, and where it is set."""
-    # In Slurm's order: the job's own limit, the partition's default, the partition's maximum.
-    if job.time_s is not None:
-        return job.time_s, "resources.time"
-    if partition.default_time_s is not None:
-        return partition.default_time_s, f"the default of partition {partition.name}"
-    return partition.max_time_s, f"the limit of partition {partition.name}"
-
-
 def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> InterruptionCase:
-    limit, source = _limit(partition, job)
+    # In Slurm's order: the job's own limit, the partition's default, the partition's maximum.
+    limits = (
+        (job.time_s, "resources.time"),
+        (partition.default_time_s, f"the default of partition {partition.name}"),
+        (partition.max_time_s, f"the limit of partition {partition.name}"),
+    )
+    limit, source = next(((time_s, source) for time_s, source in limits if time_s is not None), (None, ""))
     if limit is None:
         text = f"does not happen: partition {partition.name} has no limit, and the spec sets none"
         return InterruptionCase(event="time limit", seconds=None, starts="nobody", delay_s=None, text=text)
@@ -200,43 +205,6 @@ def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Interru
             f"after {format_span(limit)} ({source}{more}); SIGUSR2 comes {lead} before that, or up to {_EARLY_S} s "
             "earlier, and it saves; its own agent requeues it before the limit, since Slurm never does after it; it "
             f"may start {format_span(cluster.requeue_delay_s)} later"
-        ),
-    )
-
-
-def _node_failed(cluster: Cluster, job: JobFacts) -> InterruptionCase:
-    # Nothing can be saved, hence 0 seconds, which is not the same as None: it does happen.
-    lost = "the node is gone without notice, and the work since the last checkpoint is lost"
-    again = f"requeues the job, which may start {format_span(cluster.requeue_delay_s)} later"
-    if job.elastic:
-        return InterruptionCase(
-            event="node failure",
-            seconds=0.0,
-            starts="agent",
-            delay_s=0.0,
-            text=f"{lost}; the others continue in the same job as long as enough of them are left, else Slurm {again}",
-        )
-    return InterruptionCase(
-        event="node failure",
-        seconds=0.0,
-        starts="slurm",
-        delay_s=cluster.requeue_delay_s,
-        text=(
-            f"{lost}; Slurm notices after {format_span(cluster.slurmd_timeout_s)} (SlurmdTimeout) and {again}, unless "
-            "the agent of node 0 has requeued it before"
-        ),
-    )
-
-
-def _cancelled(cluster: Cluster) -> InterruptionCase:
-    return InterruptionCase(
-        event="scancel",
-        seconds=cluster.kill_wait_s,
-        starts="nobody",
-        delay_s=None,
-        text=(
-            f"SIGKILL follows SIGTERM after {format_span(cluster.kill_wait_s)} (KillWait), in which it saves; only "
-            "`slurmtrain resume` starts it again"
         ),
     )
 

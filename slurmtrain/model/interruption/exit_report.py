@@ -12,7 +12,7 @@ import re
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 # What the evidence of an attempt calls the time at which the command of node 0 had completed, long before the others.
 NODE_0_COMPLETED = "node_0_completed_time"
@@ -183,24 +183,16 @@ class ExitReport:
     sure: bool = False
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
+    _JOURNALED: ClassVar = ("cause", "reason", "failed_at", "cascade", "signal", "sure", "failures", "evidence")
+
     def to_dict(self) -> dict[str, Any]:
         """This as journaled, and as sent to the other nodes."""
-        return {
-            "cause": self.cause,
-            "reason": self.reason,
-            "failed_at": self.failed_at,
-            "cascade": self.cascade,
-            "signal": self.signal,
-            "sure": self.sure,
-            "failures": list(self.failures),
-            "evidence": dict(self.evidence),
-        }
+        return {name: getattr(self, name) for name in self._JOURNALED}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> ExitReport:
         """Read the result of :meth:`to_dict`."""
-        return cls(**{name: plain[name] for name in ("cause", "reason", "failed_at", "cascade", "signal", "sure",
-                                                     "failures", "evidence")})  # fmt: skip
+        return cls(**{name: plain[name] for name in cls._JOURNALED})
 
     @property
     def blame(self) -> tuple[bool, bool, float]:
@@ -416,9 +408,24 @@ def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
         case LostNodes():
             return _amend_by_lost_nodes(report, evidence)
         case NodeZeroCompleted():
-            return _amend_by_node_0(report, evidence)
+            if report.cause != "timeout":
+                return report
+            still = f"the command of node 0 had completed, and {', '.join(evidence.names)} still ran"
+            return replace(
+                report,
+                reason=f"{report.reason}; {still}",
+                # Of the reports of all nodes, this one is to become the attempt's.
+                failed_at=evidence.at,
+                evidence={**report.evidence, NODE_0_COMPLETED: evidence.at},
+            )
         case StopCause():
-            return _amend_by_scheduler(report, evidence)
+            slurm = {"slurm": dict(evidence.evidence)} if evidence.evidence else {}
+            report = replace(report, evidence={**report.evidence, **slurm})
+            missing = report.evidence.get("gone", ())
+            if missing and evidence.job_runs_on:
+                reason = _describe_gone(missing)
+                return replace(report, cause="node_fail", reason=reason, signal=None, without=missing)
+            return replace(report, cause=evidence.cause, reason=evidence.why, sure=evidence.sure)
         case Displacement(reason):
             untouched = report.cause == "completed" or not reason
             return report if untouched else replace(report, reason=f"{report.reason}; {reason}")
@@ -484,27 +491,6 @@ def _amend_by_lost_nodes(report: ExitReport, lost: LostNodes) -> ExitReport:
         failed_at=report.failed_at or lost.at,
         without=lost.hosts,
     )
-
-
-def _amend_by_node_0(report: ExitReport, completed: NodeZeroCompleted) -> ExitReport:
-    if report.cause != "timeout":
-        return report
-    return replace(
-        report,
-        reason=f"{report.reason}; the command of node 0 had completed, and {', '.join(completed.names)} still ran",
-        # Of the reports of all nodes, this one is to become the attempt's.
-        failed_at=completed.at,
-        evidence={**report.evidence, NODE_0_COMPLETED: completed.at},
-    )
-
-
-def _amend_by_scheduler(report: ExitReport, stop: StopCause) -> ExitReport:
-    evidence = {**report.evidence, "slurm": dict(stop.evidence)} if stop.evidence else report.evidence
-    missing = report.evidence.get("gone", ())
-    if missing and stop.job_runs_on:
-        reason = _describe_gone(missing)
-        return replace(report, cause="node_fail", reason=reason, signal=None, evidence=evidence, without=missing)
-    return replace(report, cause=stop.cause, reason=stop.why, sure=stop.sure, evidence=evidence)
 
 
 def _describe_gone(names: Sequence[str]) -> str:

@@ -15,8 +15,9 @@ cannot be more frequent than their duration allows, and one that does not fit in
 from __future__ import annotations
 
 import math
+import re
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any
@@ -139,7 +140,7 @@ class Cost:
         return max((save for _, save in self._saves), default=None)
 
 
-def choose(
+def choose_interval(
     history: InterruptionStats, *, nodes: int, uptime_s: float, stall_s: float | None, save_s: float | None
 ) -> IntervalChoice:
     """How often a job on ``nodes`` nodes saves, after ``uptime_s`` seconds and with this ``history`` of interruptions.
@@ -157,7 +158,21 @@ def choose(
     mtbf = (observed + PRIOR_WEIGHT * PRIOR_MTBF_S) / (interruptions + PRIOR_WEIGHT) / nodes
     best = None if stall_s is None else optimum(stall_s, mtbf)
     seconds, bound = _bounded(best, stall_s, save_s, interruptions)
-    risk = _risk(nodes, mtbf, interruptions, observed, ahead)
+    grounds = f"{interruptions or 'none'} seen in {_figure(observed / 3600)} node-hours"
+    grounds += ", preemptions included, whose grace is too short for a save" if ahead else ""
+    count = "1 node" if nodes == 1 else f"{nodes} nodes"
+    risk = f"{count} may be interrupted without notice every {_in_units(mtbf)} ({grounds})"
+    if stall_s is None or best is None:
+        why = f"the first save comes early, to measure what saving costs; {risk}"
+    else:
+        why = f"a save stalls training for {_in_units(stall_s)}, and {risk}"
+        because = {
+            "shortest": "it is never less",
+            "save": f"a save takes {_in_units(save_s or 0.0)}",
+            "overhead": f"saving may cost {MOST_OVERHEAD:.1%} of the time until an interruption was seen",
+            "longest": "no more work than that is put at risk",
+        }
+        why += f"; {_in_units(best)} would be best, but {because[bound]}" if bound else ""
     return IntervalChoice(
         seconds=seconds,
         optimum_s=best,
@@ -166,7 +181,7 @@ def choose(
         mtbf_s=mtbf,
         interruptions=interruptions,
         bounded_by=bound,
-        why=_why(stall_s, save_s, best, bound, risk),
+        why=why,
     )
 
 
@@ -204,6 +219,80 @@ def too_slow(save_s: float | None, grace_s: float | None, every: Every, where: s
         f"the work since the checkpoint before may be lost; {ahead}; a GraceTime of {math.ceil(save_s * GRACE_MARGIN)} "
         "s would do, and more ranks share the writing"
     )
+
+
+# --- which ends are interruptions -------------------------------------------------------------------------------------
+
+UNNOTICED = "unnoticed"
+ANNOUNCED = "announced"
+
+_KIND_BY_CAUSE = {
+    "node_fail": UNNOTICED,
+    "lost": UNNOTICED,
+    "hang": UNNOTICED,
+    "preempted": ANNOUNCED,
+    "timeout": ANNOUNCED,
+}
+# SIGKILL comes from outside, SIGBUS from failed memory or a mapped file that is gone, SIGPWR from a power failure.
+_FOREIGN_SIGNALS = frozenset({"SIGKILL", "SIGBUS", "SIGPWR"})
+# Errors of CUDA, NCCL, Gloo and the operating system that are not the program's fault. NCCL's other errors are misuse.
+_FOREIGN_WORDS = re.compile(
+    r"uncorrectable (?:ECC|NVLink)|\bECC error|\bXid\b|fallen off the bus|GPU is lost|hardware error"
+    r"|nccl(?:SystemError|RemoteError|InternalError)|unhandled system error|collective operation timeout"
+    r"|connection (?:reset|refused|closed|timed out)|no route to host|network is (?:down|unreachable)"
+    r"|input/output error|remote I/O error|stale file handle|transport endpoint",
+    re.IGNORECASE,
+)
+# How many of a rank's last lines are searched: the error is near the end, and earlier lines may be about other errors.
+_LAST_LINES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class AttemptSpan:
+    """An attempt, reduced to what statistics need.
+
+    ``node_seconds``: how long it ran, times its nodes. ``cause``: why it ended; None if it has not. ``failures``: of
+    its ranks as journaled, the first one first.
+    """
+
+    node_seconds: float
+    cause: str | None
+    failures: Sequence[Mapping[str, Any]] = ()
+
+
+def interruption_kind(cause: str | None, failures: Sequence[Mapping[str, Any]] = ()) -> str | None:
+    """UNNOTICED or ANNOUNCED for an end that interrupted training; None for any other. ``failures``: of its ranks.
+
+    How often a cluster interrupts jobs without notice determines how often to save there. By the ``cause`` of an
+    attempt's end (``CAUSES`` in model/run/run.py):
+
+    * ``node_fail``, ``lost`` and ``hang`` come from nodes, networks and file servers, without notice.
+    * ``crash`` counts as well if a rank was killed by a signal that programs do not raise themselves, or if its error
+      blames a device or the network. Any other crash is the program's own and says nothing about the cluster.
+    * ``preempted`` and ``timeout`` are announced: the job had a grace period to save in.
+    * ``oom`` is the program's own: its memory use depends neither on when it saves nor on other runs.
+    * ``completed``, ``cancelled``, ``preflight``, ``early`` and ``upstream`` do not interrupt training.
+    """
+    if cause != "crash" or not failures:
+        return _KIND_BY_CAUSE.get(cause or "")
+    # The other failures follow from the first one.
+    first = failures[0]
+    lines = [first.get("error") or "", *(first.get("last_lines") or ())[-_LAST_LINES:]]
+    is_foreign = first.get("signal") in _FOREIGN_SIGNALS or any(_FOREIGN_WORDS.search(str(line)) for line in lines)
+    return UNNOTICED if is_foreign else None
+
+
+def add_attempts(stats: InterruptionStats, attempts: Iterable[AttemptSpan]) -> InterruptionStats:
+    """The statistics with these attempts added."""
+    for attempt in attempts:
+        kind = interruption_kind(attempt.cause, attempt.failures)
+        stats = stats.plus(
+            # Clocks of nodes differ: an attempt may seem to end before it began.
+            uptime_s=max(0.0, attempt.node_seconds),
+            interruptions=int(kind == UNNOTICED),
+            announced=int(kind == ANNOUNCED),
+        )
+    return stats
 
 
 # --- agreeing ---------------------------------------------------------------------------------------------------------
@@ -305,28 +394,7 @@ def _bounded(
     return (max(cap, floor), "longest") if best > max(cap, floor) else (best, None)
 
 
-def _risk(nodes: int, mtbf_s: float, interruptions: int, observed_s: float, ahead: bool) -> str:
-    """How often the job is expected to be interrupted, and the grounds for that, in words."""
-    count = "1 node" if nodes == 1 else f"{nodes} nodes"
-    grounds = f"{interruptions or 'none'} seen in {_figure(observed_s / 3600)} node-hours"
-    grounds += ", preemptions included, whose grace is too short for a save" if ahead else ""
-    return f"{count} may be interrupted without notice every {_time(mtbf_s)} ({grounds})"
-
-
-def _why(stall_s: float | None, save_s: float | None, best: float | None, bound: str | None, risk: str) -> str:
-    if stall_s is None or best is None:
-        return f"the first save comes early, to measure what saving costs; {risk}"
-    text = f"a save stalls training for {_time(stall_s)}, and {risk}"
-    limit = {
-        "shortest": "it is never less",
-        "save": f"a save takes {_time(save_s or 0.0)}",
-        "overhead": f"saving may cost {MOST_OVERHEAD:.1%} of the time until an interruption was seen",
-        "longest": "no more work than that is put at risk",
-    }
-    return f"{text}; {_time(best)} would be best, but {limit[bound]}" if bound else text
-
-
-def _time(seconds: float) -> str:
+def _in_units(seconds: float) -> str:
     """A duration in a suitable unit."""
     for unit, length in (("days", 86400.0), ("h", 3600.0), ("min", 60.0)):
         if seconds >= 2 * length:

@@ -2,22 +2,29 @@
 
 This is the only place that decides it, from a list of the run's ends (:class:`PriorEnd`), which only :func:`prior_ends`
 makes. Inside the job, the agent of a node uses it for restarts of ranks in place and for requeues. Commands use it for
-runs that no agent can start again, and to describe a run to people.
+runs that no agent can start again, and to describe a run to people (:func:`with_next_start`).
+
+What the next attempt gets is decided here, too: more memory after it ran out of that, a checkpoint of its script's that
+its ranks do not crash from; and how long nodes are kept after a failure.
 """
 
 from __future__ import annotations
 
+import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from itertools import zip_longest
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from slurmtrain.model.experiment.sections import RequeueSpec, read_requeue
-from slurmtrain.model.interruption.after_oom import BatchMemory, after_oom, why_not
+from slurmtrain.model.experiment.values import parse_memory, write_size
 from slurmtrain.model.interruption.exit_report import NODE_0_COMPLETED, ExitReport, is_of_gpu_memory
-from slurmtrain.model.interruption.statistics import UNNOTICED, interruption_kind
-from slurmtrain.model.run.run import Attempt, Checkpoint
+from slurmtrain.model.interruption.interval import UNNOTICED, interruption_kind
+from slurmtrain.model.run.run import Attempt, Checkpoint, Run, replace
 
 # A failure that lasts longer than this needs a person rather than more waiting.
 MAX_DELAY_S = 3600.0
@@ -38,6 +45,12 @@ _NODE_REASONS = {
     "lost": "it ended without reporting a cause",
     "preflight": "its preflight failed",
 }
+# After these ends a person may want to look at the nodes: not what was announced, nor what a signal has ended.
+_KEEPING = frozenset({"crash", "hang", "oom", "node_fail", "preflight"})
+# A job needs this long to end by itself before Slurm ends it.
+_BEFORE_LIMIT_S = 30.0
+# Causes whose reasons say all there is to say.
+_SAY_WHY = frozenset({"preflight", "upstream"})
 # Addresses and hashes; a word counts as a hash if it mixes digits and letters.
 _HEX = re.compile(r"0[xX][0-9a-fA-F]+|\b(?=[0-9a-fA-F]*[0-9])(?=[0-9a-fA-F]*[a-fA-F])[0-9a-fA-F]{8,}\b")
 _NUMBER = re.compile(r"\d+(?:\.\d+)*(?:[eE][+-]?\d+)?")
@@ -92,6 +105,10 @@ class PriorEnd:
     shared: bool = False
     node_0_completed: bool = False
 
+    _JOURNALED: ClassVar = (
+        "cause", "began_at_step", "committed", "reached", "where", "foreign", "began_from", "left",
+    )  # fmt: skip
+
     @classmethod
     def of_report(
         cls,
@@ -126,32 +143,86 @@ class PriorEnd:
     @classmethod
     def from_restart(cls, plain: Mapping[str, Any], at: float) -> PriorEnd:
         """The end of ranks that were restarted in place at time ``at``; ``plain`` is the result of :meth:`to_dict`."""
-        reached = plain.get("reached")
+        fields = {name: plain[name] for name in cls._JOURNALED if name in plain}
+        return cls(**{**fields, "at": at, "in_place": True})
+
+    @classmethod
+    def of_attempt(cls, attempt: Attempt, following: Attempt | None, checkpoints: Sequence[Checkpoint]) -> PriorEnd:
+        """The end of an ``attempt`` by the run's journals.
+
+        ``following``: the attempt after it, None if there is none. ``checkpoints``: the run's.
+        """
+        at, cause, of_gpu = attempt.ended_at or 0.0, attempt.cause or "lost", is_of_gpu_memory(attempt.failures)
+        if cause == "lost" and attempt.executor == "local" and not attempt.hosts:
+            # Its agents journaled nothing: its setup commands have failed. Slurm reports this for its own jobs.
+            cause = "crash"
+        elif cause == "crash" and attempt.hosts and not attempt.last_word:
+            # Slurm also reports a failed job if the agents were killed before they could journal an end.
+            cause = "lost"
+        left = attempt.left
+        if not attempt.last_word and following is not None and not following.passed_over:
+            # Its agents were killed before they could look: the next attempt's agents have found its last checkpoint.
+            left = following.began_from or left
         return cls(
-            cause=str(plain["cause"]),
+            cause=cause,
             at=at,
-            began_at_step=int(plain["began_at_step"]),
-            committed=int(plain["committed"]),
-            reached=None if reached is None else int(reached),
-            where=str(plain.get("where", "")),
-            foreign=bool(plain.get("foreign", False)),
-            in_place=True,
-            began_from=plain.get("began_from"),
-            left=plain.get("left"),
+            began_at_step=attempt.round_step or 0,
+            # A last save is published just before the end, and the clocks of nodes differ: allow a second.
+            committed=committed(checkpoints, at + 1.0),
+            reached=attempt.last_step,
+            where=failure_signature(attempt.failures),
+            foreign=is_foreign(cause, attempt.failures),
+            began_from=attempt.began_from,
+            left=left,
+            of_gpu=of_gpu,
+            shared=shares_memory(attempt.pack, share_gpu=attempt.share_gpu, of_gpu=of_gpu),
+            node_0_completed=NODE_0_COMPLETED in attempt.evidence,
         )
 
     def to_dict(self) -> dict[str, Any]:
         """This as journaled, without the time, which is the event's."""
-        return {
-            "cause": self.cause,
-            "began_at_step": self.began_at_step,
-            "committed": self.committed,
-            "reached": self.reached,
-            "where": self.where,
-            "foreign": self.foreign,
-            "began_from": self.began_from,
-            "left": self.left,
-        }
+        return {name: getattr(self, name) for name in self._JOURNALED}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatchMemory:
+    """What decides whether a batch fits into memory.
+
+    ``memory``: how much an attempt requests per node, in MiB; None if nothing limits it to that. ``accumulation``: into
+    how many parts the script divides its batch.
+    """
+
+    memory: int | None = None
+    accumulation: int = 1
+
+    @classmethod
+    def of_attempt(cls, executor: str, resources: Mapping[str, Any]) -> BatchMemory:
+        """The batch memory of a run's newest attempt.
+
+        Args:
+            executor: what started the run: ``local`` limits no memory.
+            resources: the ``resources`` of the attempt, as journaled.
+        """
+        accumulation, memory = resources.get("accumulation"), None
+        if executor != "local":
+            with suppress(ValueError):
+                memory = parse_memory(resources.get("mem"))
+        return cls(
+            memory=memory,
+            accumulation=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
+        )
+
+    def __str__(self) -> str:
+        parts = [] if self.memory is None else [write_size(self.memory << 20)]
+        if self.accumulation > 1:
+            parts.append(f"its batch in {self.accumulation} parts")
+        return " and ".join(parts)
+
+    def overrides(self, before: BatchMemory) -> list[str]:
+        """The overrides that give the next attempt this batch memory, after an attempt with ``before``."""
+        memory = [f"resources.mem={self.memory}M"] if self.memory != before.memory else []
+        parts = [f"resources.accumulation={self.accumulation}"] if self.accumulation != before.accumulation else []
+        return memory + parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +270,7 @@ def prior_ends(
             if "past" in restart
         ]
         if attempt.ended and (latest is None or attempt.key != latest_attempt):
-            ends.append(_end_of(attempt, following, checkpoints))
+            ends.append(PriorEnd.of_attempt(attempt, following, checkpoints))
     return ends if latest is None else [*ends, latest]
 
 
@@ -314,14 +385,30 @@ def past_failures(history: Sequence[PriorEnd]) -> int:
     return sum(past.cause in _FAILURES for past in history)
 
 
-def _after_oom(last: PriorEnd, requeue: RequeueSpec, memory: BatchMemory | None) -> Decision:
-    if requeue.oom is None or memory is None:
+def _after_oom(last: PriorEnd, requeue: RequeueSpec, before: BatchMemory | None) -> Decision:
+    rule = requeue.oom
+    if rule is None or before is None:
         return Decision("stop", "it ran out of memory, and would again")
-    more = after_oom(memory, requeue.oom, of_gpu=last.of_gpu)
-    if more is None:
-        return Decision("stop", why_not(memory, requeue.oom, of_gpu=last.of_gpu))
-    had = f" with {memory}" if str(memory) else ""
-    return Decision("requeue", f"it ran out of memory{had}; it continues {_from(last)} with {more}", memory=more)
+    more, limits = None, []
+    # A job cannot request more memory of its GPUs.
+    if not last.of_gpu and before.memory is not None and rule.at_most is not None:
+        limits.append(f"requeue.oom.at_most is {write_size(rule.at_most << 20)}")
+        if before.memory < rule.at_most:
+            memory = min(math.ceil(before.memory * rule.mem), rule.at_most)
+            more = BatchMemory(memory=memory, accumulation=before.accumulation)
+    if rule.accumulation is not None:
+        limits.append(f"requeue.oom.max_accumulation is {rule.max_accumulation}")
+        parts = before.accumulation * rule.accumulation
+        if more is None and 0 < parts <= rule.max_accumulation:
+            more = BatchMemory(memory=before.memory, accumulation=parts)
+    had = f" with {before}" if str(before) else ""
+    if more is not None:
+        return Decision("requeue", f"it ran out of memory{had}; it continues {_from(last)} with {more}", memory=more)
+    had = "" if last.of_gpu and before.accumulation == 1 else had
+    why = f"it ran out of {'GPU memory' if last.of_gpu else 'memory'}{had}"
+    if not limits:
+        return Decision("stop", f"{why}, which requeue.oom does not raise, and would again")
+    return Decision("stop", f"{why}, and {' and '.join(limits)}")
 
 
 def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
@@ -331,7 +418,15 @@ def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
             "stop",
             "node 0 had completed, and the other nodes would not end next time either: set 'completed_by: node0'",
         )
-    if _saved_more(history):
+    # Whether the rounds of the attempt have left a newer checkpoint than the first of them started from.
+    first = len(history) - 1
+    while first > 0 and history[first - 1].in_place:
+        first -= 1
+    if last.left is not None:
+        saved_more = any(_advanced(history, index) for index in range(first, len(history)))
+    else:
+        saved_more = last.committed > history[first].began_at_step
+    if saved_more:
         return Decision("requeue", f"the time limit was reached; it continues {_from(last)}")
     if last.reached is None:
         return Decision("requeue", "the time limit was reached, and its progress is unknown")
@@ -340,10 +435,15 @@ def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
 
 def _after_failure(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     last, count = history[-1], past_failures(history)
-    if last.cause == "crash" and not last.foreign and not any(map(_finished_a_step, history)):
+    # Where it is unknown whether a step was finished, a checkpoint is proof enough.
+    trained = any(
+        past.reached > past.began_at_step if past.reached is not None else past.committed > 0 or past.left is not None
+        for past in history
+    )
+    if last.cause == "crash" and not last.foreign and not trained:
         return Decision("stop", "it failed before it finished a step, and would again")
     if count > requeue.max_failures:
-        return Decision("stop", f"it failed {_times(count)}, and requeue.max_failures is {requeue.max_failures}")
+        return Decision("stop", f"it failed {_count_times(count)}, and requeue.max_failures is {requeue.max_failures}")
     doublings = min(past_failures(_since_progress(history)) - 1, _MAX_DOUBLINGS)
     delay_s = min(MAX_DELAY_S, max(0.0, requeue.backoff_s) * 2.0**doublings)
     return Decision("requeue", f"failure {count} of {requeue.max_failures}; it continues {_from(last)}", delay_s)
@@ -355,7 +455,7 @@ def _after_nodes(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     if count > requeue.max_node_failures:
         return Decision(
             "stop",
-            f"nodes failed it {_times(count)} in a row without a new checkpoint {_after(last)}, and "
+            f"nodes failed it {_count_times(count)} in a row without a new checkpoint {_after(last)}, and "
             f"requeue.max_node_failures is {requeue.max_node_failures}: have the nodes looked at",
         )
     reason = _NODE_REASONS.get(last.cause, f"it ended by {last.cause}")
@@ -373,38 +473,22 @@ def _poison(history: Sequence[PriorEnd]) -> str | None:
     if last.cause == "crash" and DIFFERENT_REPLICAS in last.where:
         # All ranks would begin with the weights of one of them, and drift apart unnoticed.
         return "its ranks train models of their own, without DDP, which a restart does not change"
-    same = _same_again(history)
-    if same is not None:
-        return same
+    failures = [past for past in _since_progress(history) if past.cause in _FAILURES]
+    if last.cause in _FAILURES and last.where and len(failures) > 1:
+        before = failures[-2]
+        if (before.where, before.reached) == (last.where, last.reached):
+            at = "" if last.reached is None else f" at step {last.reached}"
+            return f"it failed twice{at} in the same way ({last.where})"
     stuck = [past for past in _stuck(history) if past.cause not in _NO_POISON][-POISON_STREAK:]
     if len(stuck) < POISON_STREAK:
         return None
     causes = ", ".join(past.cause for past in stuck)
+    in_a_row = f"it ended {_count_times(POISON_STREAK)} in a row"
     if any(past.cause in _OF_PROGRAM for past in stuck):
-        return f"it ended {_times(POISON_STREAK)} in a row ({causes}) without a new checkpoint {_after(last)}"
+        return f"{in_a_row} ({causes}) without a new checkpoint {_after(last)}"
     if last.reached is not None and all(past.reached == last.reached > past.began_at_step for past in stuck):
-        return f"it ended {_times(POISON_STREAK)} in a row at step {last.reached} ({causes}) without a new checkpoint"
+        return f"{in_a_row} at step {last.reached} ({causes}) without a new checkpoint"
     return None
-
-
-def _same_again(history: Sequence[PriorEnd]) -> str | None:
-    last = history[-1]
-    failures = [past for past in _since_progress(history) if past.cause in _FAILURES]
-    if last.cause not in _FAILURES or not last.where or len(failures) < 2:
-        return None
-    before = failures[-2]
-    if (before.where, before.reached) != (last.where, last.reached):
-        return None
-    at = "" if last.reached is None else f" at step {last.reached}"
-    return f"it failed twice{at} in the same way ({last.where})"
-
-
-def _attempt(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
-    """The rounds of the last attempt."""
-    first = len(history) - 1
-    while first > 0 and history[first - 1].in_place:
-        first -= 1
-    return history[first:]
 
 
 def _advanced(history: Sequence[PriorEnd], index: int) -> bool:
@@ -420,14 +504,6 @@ def _advanced(history: Sequence[PriorEnd], index: int) -> bool:
     return past.committed > max(past.began_at_step, before)
 
 
-def _saved_more(history: Sequence[PriorEnd]) -> bool:
-    """Whether the rounds of the last attempt have left a newer checkpoint than the first of them started from."""
-    rounds, last = _attempt(history), history[-1]
-    if last.left is not None:
-        return any(_advanced(history, index) for index in range(len(history) - len(rounds), len(history)))
-    return last.committed > rounds[0].began_at_step
-
-
 def _stuck(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
     """The last ends that left no newer checkpoint."""
     first = len(history)
@@ -439,13 +515,6 @@ def _stuck(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
 def _since_progress(history: Sequence[PriorEnd]) -> Sequence[PriorEnd]:
     """The last ends, starting with the one that left the newest checkpoint."""
     return history[max(0, len(history) - len(_stuck(history)) - 1) :]
-
-
-def _finished_a_step(past: PriorEnd) -> bool:
-    """Whether it is known to have finished a step; a checkpoint is proof enough."""
-    if past.reached is not None:
-        return past.reached > past.began_at_step
-    return past.committed > 0 or past.left is not None
 
 
 def _from(past: PriorEnd) -> str:
@@ -460,43 +529,84 @@ def _after(past: PriorEnd) -> str:
     return "at all" if past.left is None else "after the one that it has"
 
 
-def _times(count: int) -> str:
+def _count_times(count: int) -> str:
     return {1: "once", 2: "twice", 3: "three times"}.get(count, f"{count} times")
 
 
-def _end_of(attempt: Attempt, following: Attempt | None, checkpoints: Sequence[Checkpoint]) -> PriorEnd:
-    """The end of an attempt; ``following``: the attempt after it, if there is one."""
-    at, cause, of_gpu = attempt.ended_at or 0.0, _cause_of(attempt), is_of_gpu_memory(attempt.failures)
-    left = attempt.left
-    if not attempt.last_word and following is not None and not following.passed_over:
-        # Its agents were killed before they could look: the next attempt's agents have found its last checkpoint.
-        left = following.began_from or left
-    return PriorEnd(
-        cause=cause,
-        at=at,
-        began_at_step=attempt.round_step or 0,
-        # A last save is published just before the end, and the clocks of nodes differ: allow a second.
-        committed=committed(checkpoints, at + 1.0),
-        reached=attempt.last_step,
-        where=failure_signature(attempt.failures),
-        foreign=is_foreign(cause, attempt.failures),
-        in_place=False,
-        began_from=attempt.began_from,
-        left=left,
-        of_gpu=of_gpu,
-        shared=shares_memory(attempt.pack, share_gpu=attempt.share_gpu, of_gpu=of_gpu),
-        node_0_completed=NODE_0_COMPLETED in attempt.evidence,
+def suspects(history: Sequence[PriorEnd]) -> Mapping[str, str]:
+    """The fingerprints of a script's own checkpoints to pass over after a crash, each with the reason as a phrase.
+
+    A checkpoint may be damaged in a way that its format does not show: then the one before it is better.
+    Suspected is what ranks started from and crashed, from within the program, without a new checkpoint; interruptions
+    and hangs say nothing about it. If ranks crashed in the same way from two checkpoints, neither was the reason.
+
+    ``history``: the ends of the run since a person last started it, who may have cured the problem.
+    """
+    by_failure: defaultdict[str, set[str]] = defaultdict(set)
+    for past in history:
+        made_nothing = past.left is None or past.left == past.began_from
+        if past.cause == "crash" and not past.foreign and made_nothing and past.began_from is not None:
+            by_failure[past.where].add(past.began_from)
+    suspected: dict[str, str] = {}
+    for where, begun_from in by_failure.items():
+        if len(begun_from) == 1:
+            signature = f" ({where})" if where else ""
+            suspected |= dict.fromkeys(begun_from, f"its ranks crashed{signature} before they had made another")
+    return suspected
+
+
+def kept_s(report: ExitReport, keep_s: int | None, left_s: float | None) -> float:
+    """For how many seconds the nodes are kept; 0: not at all.
+
+    Args:
+        report: how the attempt ended.
+        keep_s: how long to keep them, in seconds, by the spec; None: not at all.
+        left_s: the seconds until the job's time limit; None if it has none.
+    """
+    if keep_s is None or report.cause not in _KEEPING or report.signal is not None:
+        return 0.0
+    return max(0.0, keep_s if left_s is None else min(keep_s, left_s - _BEFORE_LIMIT_S))
+
+
+def describe_kept(report: ExitReport, job_id: str, until: float) -> str:
+    """Why the attempt has not ended yet, as a sentence without a full stop.
+
+    Args:
+        report: how the attempt ended.
+        job_id: its job's id, as Slurm's commands take it.
+        until: when the nodes are let go, in seconds since 1970.
+    """
+    at = datetime.fromtimestamp(until, UTC).strftime("%H:%M:%S UTC")
+    return (
+        f"{report.reason}; its nodes are kept until {at}: 'srun --jobid={job_id} --overlap --pty bash' enters the "
+        f"first, 'scancel --signal=USR2 {job_id}' lets them go"
     )
 
 
-def _cause_of(attempt: Attempt) -> str:
-    """Why it ended, with two corrections.
+def with_next_start(run: Run) -> Run:
+    """The ``run`` of a fold, with what starts it again, and the state that follows from that.
 
-    A local job whose agents journaled nothing has failed in its setup commands; for its own jobs Slurm reports this.
-    Slurm also reports a failed job if the agents were killed before they could journal an end: that counts as lost.
+    ``restarted_by`` of the newest attempt is ``slurm`` as long as its job may be in the queue, ``sync`` once the job is
+    over and for local runs, and None if the policy, or a command that could not start the run, gave it up. ``status``
+    shows it, and ``sync`` acts on nothing else.
     """
-    if attempt.cause == "lost" and attempt.executor == "local" and not attempt.hosts:
-        return "crash"
-    if attempt.cause == "crash" and attempt.hosts and not attempt.last_word:
-        return "lost"
-    return attempt.cause or "lost"
+    # Agents decide with this module and never fold: they do without all kinds of events.
+    from slurmtrain.model.run.fold import with_state
+
+    newest = run.newest
+    if newest is None:
+        return run
+    is_requeued = newest.restarted_by is not None
+    starter = "sync" if newest.executor == "local" or run.job_over else "slurm"
+    if not newest.ended or newest.policy is None or newest.cause in ("completed", "cancelled"):
+        newest = replace(newest, restarted_by=starter) if is_requeued and starter == "sync" else newest
+    else:
+        decided = decision(run.attempts, run.checkpoints, BatchMemory.of_attempt(run.executor, run.resources))
+        if not is_requeued and (newest.cause == "preflight" or run.given_up or not decided.again):
+            why = "" if newest.cause in _SAY_WHY else run.given_up or decided.why
+            newest = replace(newest, reason="; ".join(filter(None, (newest.reason, why))))
+        else:
+            # When at the earliest: only a pause makes a start wait.
+            at = (newest.ended_at or 0.0) + decided.delay_s if decided.delay_s else None
+            newest = replace(newest, restarted_by=starter, again_at=at)
+    return with_state(replace(run, attempts=[*run.attempts[:-1], newest]))

@@ -136,50 +136,34 @@ def find_preemption(
     if cluster.preempt_type == "none":
         return Preemption(possible=False, why="this site preempts no jobs (PreemptType=preempt/none)")
     if cluster.preempt_type == "partition_prio":
-        return _by_partition(partition, partitions)
-    if cluster.preempt_type == "qos":
-        return _by_qos(cluster, qos, own_qos)
-    return Preemption(possible=None, why=f"slurmtrain does not know PreemptType=preempt/{cluster.preempt_type}")
-
-
-def _by_partition(partition: Partition, partitions: Collection[Partition]) -> Preemption:
-    mode = _mode(partition.preempt_mode)
-    if not mode:
-        return Preemption(possible=False, why=f"partition {partition.name} has PreemptMode=OFF")
-    # Only a partition of a higher tier over some of the same nodes can take nodes from this one.
-    above = sorted(p.name for p in partitions if p.tier > partition.tier and _overlap(p.nodes, partition.nodes))
-    if not above:
-        why = f"no partition over the nodes of {partition.name} has a higher PriorityTier"
-        return Preemption(possible=False, mode=mode, grace_s=partition.grace_s, why=why)
-    return Preemption(
-        possible=True,
-        mode=mode,
-        grace_s=partition.grace_s,
-        why=f"by jobs of partition {', '.join(above)} (PreemptMode={mode}, GraceTime={partition.grace_s:.0f})",
-        setting=f"GraceTime of partition {partition.name}",
-    )
-
-
-def _by_qos(cluster: Cluster, qos: Mapping[str, Qos] | None, own_qos: str | None) -> Preemption:
-    if not qos:
-        return Preemption(possible=None, why="jobs are preempted by QOS, and accounting names none")
-    if own_qos is None or own_qos not in qos:
-        name = "its QOS is unknown" if own_qos is None else f"QOS {own_qos} is unknown"
-        return Preemption(possible=None, why=f"jobs are preempted by QOS, and {name}")
-    own = qos[own_qos]
-    # A QOS lists whom it may preempt, so its preemptors are the QOS that list it.
-    above = sorted(other.name for other in qos.values() if own.name in other.preempts)
-    # A QOS without a mode of its own has the cluster's; the partition's mode does not count here.
-    mode = _mode(cluster.preempt_mode if own.mode is None else own.mode)
+        mode = _mode(partition.preempt_mode)
+        if not mode:
+            return Preemption(possible=False, why=f"partition {partition.name} has PreemptMode=OFF")
+        # Only a partition of a higher tier over some of the same nodes can take nodes from this one.
+        above = sorted(p.name for p in partitions if p.tier > partition.tier and _overlap(p.nodes, partition.nodes))
+        grace_s, setting = partition.grace_s, f"GraceTime of partition {partition.name}"
+        by, grace = f"partition {', '.join(above)}", f"GraceTime={grace_s:.0f}"
+        nobody = f"no partition over the nodes of {partition.name} has a higher PriorityTier"
+    elif cluster.preempt_type == "qos":
+        if not qos:
+            return Preemption(possible=None, why="jobs are preempted by QOS, and accounting names none")
+        if own_qos is None or own_qos not in qos:
+            name = "its QOS is unknown" if own_qos is None else f"QOS {own_qos} is unknown"
+            return Preemption(possible=None, why=f"jobs are preempted by QOS, and {name}")
+        own = qos[own_qos]
+        # A QOS without a mode of its own has the cluster's; the partition's mode does not count here.
+        mode = _mode(cluster.preempt_mode if own.mode is None else own.mode)
+        # A QOS lists whom it may preempt, so its preemptors are the QOS that list it.
+        above = sorted(other.name for other in qos.values() if own.name in other.preempts)
+        grace_s, setting = own.grace_s, f"GraceTime of QOS {own.name}"
+        by, grace = f"QOS {', '.join(above)}", f"GraceTime={grace_s:.0f} of QOS {own.name}"
+        nobody = f"no QOS preempts QOS {own.name}"
+    else:
+        return Preemption(possible=None, why=f"slurmtrain does not know PreemptType=preempt/{cluster.preempt_type}")
     if not above or not mode:
-        return Preemption(possible=False, mode=mode, grace_s=own.grace_s, why=f"no QOS preempts QOS {own.name}")
-    return Preemption(
-        possible=True,
-        mode=mode,
-        grace_s=own.grace_s,
-        why=f"by jobs of QOS {', '.join(above)} (PreemptMode={mode}, GraceTime={own.grace_s:.0f} of QOS {own.name})",
-        setting=f"GraceTime of QOS {own.name}",
-    )
+        return Preemption(possible=False, mode=mode, grace_s=grace_s, why=nobody)
+    why = f"by jobs of {by} (PreemptMode={mode}, {grace})"
+    return Preemption(possible=True, mode=mode, grace_s=grace_s, why=why, setting=setting)
 
 
 def _mode(flags: frozenset[str]) -> str:

@@ -2,7 +2,7 @@
 
 A :class:`RunBuilder` depends on the set of events, not on the order of reading, so reading journals in another order,
 or again from the start, gives the same run. Its state can be stored as JSON, so that the next reading only adds new
-events. It makes no decisions: :func:`slurmtrain.model.interruption.next_start.with_next_start` decides who starts the
+events. It makes no decisions: :func:`slurmtrain.model.interruption.policy.with_next_start` decides who starts the
 run again.
 """
 

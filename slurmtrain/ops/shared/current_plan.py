@@ -37,8 +37,7 @@ def after_oom_overrides(run: Run, overrides: Sequence[str] = ()) -> list[str]:
     if by_user or run.newest is None or run.newest.cause != "oom":
         return []
     # Imported here: a first attempt has nothing behind it.
-    from slurmtrain.model.interruption.after_oom import BatchMemory
-    from slurmtrain.model.interruption.policy import decision
+    from slurmtrain.model.interruption.policy import BatchMemory, decision
 
     had = BatchMemory.of_attempt(run.executor, run.resources)
     decided = decision(run.attempts, run.checkpoints, had)

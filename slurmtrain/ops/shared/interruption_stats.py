@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.interruption.interval import InterruptionStats, too_slow
-from slurmtrain.model.interruption.statistics import add_attempts
+from slurmtrain.model.interruption.interval import InterruptionStats, add_attempts, too_slow
 from slurmtrain.ops.shared.workspace import Workspace
 
 # Nodes are repaired and replaced, so anything older says little.

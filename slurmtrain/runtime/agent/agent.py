@@ -22,7 +22,7 @@ from slurmtrain.model.experiment.chain import fill
 from slurmtrain.model.experiment.launcher import NodePlace
 from slurmtrain.model.experiment.plan import fill_command
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport
-from slurmtrain.model.interruption.growth_policy import Stage
+from slurmtrain.model.interruption.members import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
 from slurmtrain.model.run.events.agent_events import (
     CodePrepared,
@@ -58,10 +58,9 @@ from slurmtrain.runtime.job.lease import end_processes_of_setup
 from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.job.torch_private import check_version
 from slurmtrain.runtime.peers.channel import Refusals
-from slurmtrain.runtime.preflight.entry import PreflightHost, report_unfit, run_preflight
+from slurmtrain.runtime.preflight.entry import PreflightHost, open_link, report_unfit, run_preflight
 from slurmtrain.runtime.preflight.facts.cpus import set_binding
 from slurmtrain.runtime.preflight.facts.environment_facts import NotedNode, note_environment
-from slurmtrain.runtime.preflight.links import open_link
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
 from slurmtrain.runtime.setup.helpers import STOPPED_S, NodeHelpers, wait_for_others
 from slurmtrain.runtime.setup.setup_script import (

@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.model.experiment.checkpoint import OWN, WEIGHTS
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.interruption.policy import Newest, prior_ends
-from slurmtrain.model.interruption.resume_point import suspects
+from slurmtrain.model.interruption.policy import Newest, prior_ends, suspects
 from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointPassedOver
 from slurmtrain.model.run.layout import AttemptDir, checkpoint_step
 from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published, start_point

@@ -29,10 +29,18 @@ from typing import Protocol
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.experiment.sections import RequeueSpec
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend
-from slurmtrain.model.interruption.kept_nodes import describe_kept, kept_s
-from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd, decide, prior_ends, shares_memory
+from slurmtrain.model.interruption.policy import (
+    BatchMemory,
+    Decision,
+    Newest,
+    PriorEnd,
+    decide,
+    describe_kept,
+    kept_s,
+    prior_ends,
+    shares_memory,
+)
 from slurmtrain.model.run.events.agent_events import JobRequeue, NodeEnded, NodesKept, RequeueFailed
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.lineage import EARLY

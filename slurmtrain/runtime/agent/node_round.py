@@ -17,7 +17,7 @@ from slurmtrain.model.interruption.exit_report import (
     amend,
     report_exits,
 )
-from slurmtrain.model.interruption.growth_policy import Newcomer, Stage
+from slurmtrain.model.interruption.members import Newcomer, Stage
 from slurmtrain.model.run.events.agent_events import (
     LeftoversKilled,
     RanksExited,

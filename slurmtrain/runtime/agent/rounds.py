@@ -4,7 +4,7 @@ When a round has ended on all nodes, node 0 decides which nodes have ranks in th
 publishes that. Lost nodes drop out if the spec allows fewer nodes or requests spare ones. Node 0 cannot drop out: the
 agents' messages go through it, and the batch script runs there.
 
-If nodes of another job can join (``model/interruption/growth_policy``), the rounds end with the next stage of the
+If nodes of another job can join (``model/interruption/members``), the rounds end with the next stage of the
 attempt: its agents then have a preflight, connections and rounds of their own. Nodes of another job that leave,
 because that job is preempted, drop out like lost ones.
 
@@ -37,8 +37,7 @@ from slurmtrain.model.interruption.exit_report import (
     report_signal,
     report_standby,
 )
-from slurmtrain.model.interruption.growth_policy import Stage
-from slurmtrain.model.interruption.members import choose_members
+from slurmtrain.model.interruption.members import Stage, choose_members
 from slurmtrain.model.interruption.policy import Newest, PriorEnd
 from slurmtrain.model.run.events.agent_events import CommandCompleted, NodesJoined, NodesLeft, RanksRestarted
 from slurmtrain.model.run.run import GROW

@@ -28,7 +28,7 @@ from slurmtrain.model.interruption.interval import (
     IntervalChoice,
     SaveReason,
     Vote,
-    choose,
+    choose_interval,
 )
 from slurmtrain.model.run.events.checkpoint_events import (
     CheckpointRejected,
@@ -571,7 +571,7 @@ class Schedule:
             self._choose()
 
     def _choose(self) -> None:
-        choice = choose(
+        choice = choose_interval(
             self._history,
             nodes=self._nodes,
             uptime_s=time.monotonic() - self._began,

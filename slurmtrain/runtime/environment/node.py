@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.errors import LaunchError, PathError
 from slurmtrain.model.experiment.launcher import RANKS
 from slurmtrain.model.hostlist import expand_hostlist
-from slurmtrain.model.interruption.growth_policy import Stage
+from slurmtrain.model.interruption.members import Stage
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.runtime.environment import variables
 from slurmtrain.system.files import read_json

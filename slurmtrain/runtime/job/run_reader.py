@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from slurmtrain.errors import LaunchError, RunUnreadable, UntrustedPath
-from slurmtrain.model.interruption.interval import InterruptionStats
-from slurmtrain.model.interruption.statistics import AttemptSpan, add_attempts
+from slurmtrain.model.interruption.interval import AttemptSpan, InterruptionStats, add_attempts
 from slurmtrain.model.metrics.curves import start_of
 from slurmtrain.model.metrics.settled import Attempted, LoggedLine
 from slurmtrain.model.run.events.agent_events import AgentStarted, NodeEnded, RanksRestarted

@@ -15,7 +15,7 @@ from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 
 from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.model.interruption.cases import InterruptionCase
-from slurmtrain.model.interruption.site_findings import SiteFinding
+from slurmtrain.model.interruption.outlook import SiteFinding
 from slurmtrain.ops.doctor import DoctorReport, examine, is_watched
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace

@@ -11,7 +11,7 @@ import pytest
 from helpers.site import until
 
 from slurmtrain.errors import LaunchError, SlurmDown
-from slurmtrain.model.interruption.growth_policy import Newcomer, Stage
+from slurmtrain.model.interruption.members import Newcomer, Stage
 from slurmtrain.model.run.events.agent_events import NodesRequested
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
 from slurmtrain.plugins import growth

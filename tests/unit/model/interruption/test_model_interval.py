@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.checkpoint import EveryAuto, EveryMinutes, EverySteps, SaveMoment
 from slurmtrain.model.interruption.interval import (
+    ANNOUNCED,
     CHEAP,
     FIRST_SAVE_S,
     GRACE_MARGIN,
@@ -20,18 +21,23 @@ from slurmtrain.model.interruption.interval import (
     MOST_OVERHEAD,
     PRIOR_MTBF_S,
     SHORTEST_S,
+    UNNOTICED,
+    AttemptSpan,
     Cost,
     InterruptionStats,
     IntervalChoice,
     Publication,
     SaveReason,
     Vote,
-    choose,
+    add_attempts,
+    choose_interval,
     fits_grace,
+    interruption_kind,
     optimum,
     steps_to_agreement,
     too_slow,
 )
+from slurmtrain.model.run.run import CAUSES
 
 HOUR = 3600.0
 AUTO = EveryAuto()
@@ -52,7 +58,7 @@ costs = st.floats(0, 1e5)
 
 def chosen(history: InterruptionStats | None = None, **more: Any) -> IntervalChoice:
     arguments = {"nodes": 1, "uptime_s": 0.0, "stall_s": 2.0, "save_s": 5.0, **more}
-    return choose(history or InterruptionStats(), **arguments)
+    return choose_interval(history or InterruptionStats(), **arguments)
 
 
 def seen_every(hours: float) -> InterruptionStats:
@@ -66,19 +72,6 @@ def seen_every(hours: float) -> InterruptionStats:
 @pytest.mark.parametrize(("mtbf_h", "minutes"), [(24, 117), (6, 57), (0.25, 9.1)])
 def test_a_stall_of_five_minutes_gives_the_published_intervals(mtbf_h: float, minutes: float) -> None:
     assert optimum(300, mtbf_h * HOUR) / 60 == pytest.approx(minutes, rel=0.01)
-
-
-@given(st.floats(1e-3, 1e4), st.floats(10, 1e9))
-def test_the_optimum_is_near_youngs_where_a_stall_is_short_beside_the_time_between_interruptions(
-    stall: float, mtbf: float
-) -> None:
-    young = math.sqrt(2 * stall * mtbf)
-    assert optimum(stall, mtbf) == pytest.approx(young, rel=stall / young + 1e-9)
-
-
-@given(costs, st.floats(1, 1e9), st.floats(1e-3, 1e3))
-def test_the_optimum_grows_in_proportion_when_all_times_do(stall: float, mtbf: float, factor: float) -> None:
-    assert optimum(factor * stall, factor * mtbf) == pytest.approx(factor * optimum(stall, mtbf))
 
 
 @given(costs, costs, st.floats(1, 1e9), st.floats(1, 1e9))
@@ -323,3 +316,63 @@ def test_ranks_agree_more_often_while_a_checkpoint_is_being_written(step_s: floa
     assert [steps_to_agreement(0.001, 1000, saving=saving) for saving in (False, True)] == [250, 50]
     assert steps_to_agreement(10.0, 1, saving=True) == 1
     assert 1 <= steps_to_agreement(step_s, previous) <= 2 * previous
+
+
+# --- which ends of attempts count as interruptions ----------------------------------------------------------------
+
+
+def failed(**fields: Any) -> dict[str, Any]:
+    """One rank's failure, as a node agent journals it."""
+    usual = {"rank": 0, "pid": 1, "exit_code": 1, "signal": None, "at": 1.0, "error": None, "last_lines": []}
+    return {**usual, **fields}
+
+
+COUNTED = {
+    "node_fail": UNNOTICED, "lost": UNNOTICED, "hang": UNNOTICED, "preempted": ANNOUNCED, "timeout": ANNOUNCED,
+    "completed": None, "cancelled": None, "preflight": None, "oom": None, "crash": None, "early": None,
+    "upstream": None,
+}  # fmt: skip
+
+
+def test_the_cause_of_an_end_decides_whether_it_counts() -> None:
+    assert {cause: interruption_kind(cause) for cause in CAUSES} == COUNTED
+    assert interruption_kind(None) is None
+
+
+@pytest.mark.parametrize(
+    ("counted", "fields"),
+    [
+        (UNNOTICED, {"exit_code": None, "signal": "SIGKILL"}),
+        (UNNOTICED, {"exit_code": None, "signal": "SIGBUS"}),
+        (UNNOTICED, {"error": "RuntimeError: CUDA error: uncorrectable ECC error encountered"}),
+        (UNNOTICED, {"error": "DistBackendError: NCCL error in: x.cpp:1, unhandled system error, NCCL version 2.21"}),
+        (UNNOTICED, {"error": "OSError: [Errno 5] Input/output error: '/data/x'"}),
+        (UNNOTICED, {"exit_code": None, "signal": "SIGABRT", "last_lines": [
+            "[Rank 3] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)", "Aborted"]}),
+        (UNNOTICED, {"last_lines": ["RuntimeError: [gloo] Connection reset by peer [10.0.0.1]:5"]}),
+        # These are of the program itself.
+        (None, {"error": "ValueError: loss is nan"}),
+        (None, {"error": "torch.OutOfMemoryError: CUDA out of memory"}),
+        (None, {"error": "DistBackendError: NCCL error: invalid usage"}),
+        (None, {"exit_code": None, "signal": "SIGSEGV"}),
+        (None, {"exit_code": 3, "last_lines": ["Traceback", "KeyError: 'lr'"]}),
+        (None, {"last_lines": ["connection reset by peer", *["later"] * 8]}),
+    ],
+)  # fmt: skip
+def test_a_crash_that_comes_from_outside_the_program_is_an_interruption(
+    counted: str | None, fields: dict[str, Any]
+) -> None:
+    assert interruption_kind("crash", [failed(**fields)]) == counted
+
+
+def test_the_rank_that_failed_first_decides() -> None:
+    followed = failed(error="RuntimeError: Connection closed by peer")
+    assert interruption_kind("crash", [failed(error="ValueError"), followed]) is None
+    assert interruption_kind("crash", [followed, failed(error="ValueError")]) == UNNOTICED
+
+
+def test_attempts_are_added_to_the_statistics() -> None:
+    spans = ((100.0, "node_fail"), (50.0, "preempted"), (25.0, None), (-3.0, "completed"))
+    before = InterruptionStats(uptime_s=10.0, interruptions=1, grace_s=5.0)
+    stats = add_attempts(before, [AttemptSpan(*span) for span in spans])
+    assert stats == InterruptionStats(uptime_s=185.0, interruptions=2, announced=1, grace_s=5.0)

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.sections import OomSpec, RequeueSpec, write_requeue
-from slurmtrain.model.interruption.after_oom import BatchMemory
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.interruption.policy import (
     DIFFERENT_REPLICAS,
     MAX_DELAY_S,
+    BatchMemory,
     Decision,
     Newest,
     PriorEnd,
@@ -424,11 +424,6 @@ restarted_ends = st.builds(
     foreign=st.booleans(),
     in_place=st.just(True),
 )
-
-
-@given(restarted_ends)
-def test_an_end_survives_the_journal(past: PriorEnd) -> None:
-    assert PriorEnd.from_restart(past.to_dict(), past.at) == past
 
 
 # --- what follows ---------------------------------------------------------------------------------------------------

@@ -32,8 +32,7 @@ from slurmtrain.model.experiment.sections import OomSpec, RequeueSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, report_signal
-from slurmtrain.model.interruption.next_start import with_next_start
-from slurmtrain.model.interruption.policy import Newest, PriorEnd
+from slurmtrain.model.interruption.policy import Newest, PriorEnd, with_next_start
 from slurmtrain.model.run.events.agent_events import JobRequeue, NodeEnded
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.layout import RunDir

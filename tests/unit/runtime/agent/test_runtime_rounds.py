@@ -13,7 +13,7 @@ from helpers.simulated_agents import CRASH, HANG, LOST, OBEY, POLL_S, STUCK, WAI
 from helpers.site import until
 
 from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence
-from slurmtrain.model.interruption.growth_policy import Newcomer, Stage
+from slurmtrain.model.interruption.members import Newcomer, Stage
 from slurmtrain.runtime.agent import hang_watch, node_round, rounds, workers
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse

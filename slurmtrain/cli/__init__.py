@@ -24,7 +24,7 @@ COMMANDS = {
     "render": ("start_commands", "Print what submit would submit."),
     "status": ("status_commands", "List runs."),
     "top": ("top", "Watch and steer runs on a live page."),
-    "show": ("show_commands", "Show all about a run."),
+    "show": ("status_commands", "Show all about a run."),
     "best": ("compare_commands", "Print the best run by a metric."),
     "diff": ("compare_commands", "Show how two runs differ: spec, code, environment, result."),
     "compare": ("compare_commands", "Compare runs: what differs, and the metrics."),

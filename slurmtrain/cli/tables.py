@@ -172,16 +172,16 @@ def print_runs_csv(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
             f"{part}.{name}" for part in ("params", "metrics") for run in runs for name, _ in flattened(run[part] or {})
         )
         names = [*users, *_CSV_FIELDS, *dict.fromkeys(inner), *_CSV_LAST]
-    output.print_csv([names, *([_csv_cell(value_of(run, name)) for name in names] for run in runs)])
 
+    def cell(value: Any) -> Any:
+        """Text as it is, nothing for null, lists separated by blanks, everything else as JSON."""
+        if value is None or isinstance(value, str):
+            return value
+        # For programs, which may not know all forms of numbers that people write.
+        value = plain_numbers(value)
+        return " ".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)
 
-def _csv_cell(value: Any) -> Any:
-    """Text as it is, nothing for null, lists separated by blanks, everything else as JSON."""
-    if value is None or isinstance(value, str):
-        return value
-    # For programs, which may not know all forms of numbers that people write.
-    value = plain_numbers(value)
-    return " ".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)
+    output.print_csv([names, *([cell(value_of(run, name)) for name in names] for run in runs)])
 
 
 def screen(
@@ -258,8 +258,19 @@ def print_checkpoints(names: str, checkpoints: Sequence[Mapping[str, Any]]) -> N
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table, as :func:`print_columns`."""
     if output.is_terminal(sys.stdout):
+        from rich.cells import cell_len
+
         drawer = console()
-        drawer.print(_wrapped_table(headers, rows, drawer.width))
+        lines = [headers, *([printable(shortened(cell, LONGEST_CELL)) for cell in row] for row in rows)]
+        content = [max(cell_len(line[index]) for line in lines) for index in range(len(headers))]
+        longest_word = max(cell_len(word) for line in lines for word in line[-1].split() or [""])
+        *cut, last = fit_wrapped(content, min(longest_word, _LEAST_WRAPPED), drawer.width)
+        # rich itself respects NO_COLOR. Only the last column is wrapped, between words where it can be.
+        drawn = _empty_table(zip(headers, cut, strict=False))
+        drawn.add_column(headers[-1], width=last, overflow="fold")
+        for line in lines[1:]:
+            drawn.add_row(*map(_styled, line))
+        drawer.print(drawn)
         return
     headers, *rows = [[printable(shortened(cell, LONGEST_CELL)) for cell in row] for row in (headers, *rows)]
     # All columns but the last, whose text may be long, are as wide as their widest cell.
@@ -288,21 +299,6 @@ def console(*, stderr: bool = False) -> Any:
         return Console(file=output.stdout(), width=output.width(), force_terminal=True)
     # By itself it follows changes of the terminal's width.
     return Console(stderr=stderr, width=output.width() if output.is_too_narrow() else None)
-
-
-def _wrapped_table(headers: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> Any:
-    """A rich table; rich itself respects NO_COLOR. Only the last column is wrapped, between words where it can be."""
-    from rich.cells import cell_len
-
-    lines = [headers, *([printable(shortened(cell, LONGEST_CELL)) for cell in row] for row in rows)]
-    content = [max(cell_len(line[index]) for line in lines) for index in range(len(headers))]
-    longest_word = max(cell_len(word) for line in lines for word in line[-1].split() or [""])
-    *cut, last = fit_wrapped(content, min(longest_word, _LEAST_WRAPPED), width)
-    drawn = _empty_table(zip(headers, cut, strict=False))
-    drawn.add_column(headers[-1], width=last, overflow="fold")
-    for line in lines[1:]:
-        drawn.add_row(*map(_styled, line))
-    return drawn
 
 
 def drawn_lines(columns: Sequence[Column], records: Iterable[Any], width: int) -> Any:

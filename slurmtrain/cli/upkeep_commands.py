@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -111,14 +111,10 @@ class Age(click.ParamType[int]):
         return min(seconds, _LONGEST_S)
 
 
-def _kind_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    for kind, text in reversed(_FLAGS.items()):
-        command = click.option(f"--{kind}", is_flag=True, help=text)(command)
-    return command
-
-
-@options.command("clean --dry-run", "clean --logs --older-than 7d", "clean --aside -y")
-@_kind_options
+@options.command(
+    "clean --dry-run", "clean --logs --older-than 7d", "clean --aside -y",
+    params=[click.Option([f"--{kind}"], is_flag=True, help=text) for kind, text in _FLAGS.items()],
+)  # fmt: skip
 @click.option(
     "--older-than", type=Age(), default="30d", show_default=True, metavar="TIME", help="How long ago runs ended."
 )

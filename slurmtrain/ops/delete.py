@@ -44,7 +44,7 @@ from slurmtrain.system.files import DIRECTORY_MODE, FULL, describe_os_error, fsy
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import check_owner, open_directory, read_checked
-from slurmtrain.tracking.tracker_plugins import files_of_tracker, writes_files
+from slurmtrain.tracking.tracker import files_of_tracker, writes_files
 
 _WHY = "the run was deleted"
 

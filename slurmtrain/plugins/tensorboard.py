@@ -45,6 +45,8 @@ class TensorboardTracker(FileTracker):
 
     def begin(self, tracked: TrackedRun, start: Start) -> Begun:
         """As :meth:`Tracker.begin`."""
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+
         with self._writing():
             self._folder = self._directory / tracked.run.id
             make_directory(self._folder)
@@ -56,9 +58,13 @@ class TensorboardTracker(FileTracker):
                 return Begun(tracked.run.id, start.step)
             # First, so that what is written from now on is not taken for what the state describes.
             (self._folder / _STATE).unlink(missing_ok=True)
-            self._file = self._folder / _NAME.format(self._generation() + 1)
+            numbers = [path.name.split(".")[3] for path in self._folder.glob(_OURS)]
+            newest = max((int(number) for number in numbers if number.isdigit()), default=0)
+            self._file = self._folder / _NAME.format(newest + 1)
             self._step = None
-            self._write_header()
+            with os.fdopen(open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL), "wb") as file:
+                _write_event(file, Event(file_version=_FORMAT))
+                _write_event(file, Event(step=0, session_log=SessionLog(status=SessionLog.START)))
         return Begun(tracked.run.id)
 
     def log(self, points: Sequence[TrackedPoint]) -> Mapping[str, str]:
@@ -70,7 +76,7 @@ class TensorboardTracker(FileTracker):
         with self._writing(), self._opened() as file:
             for point in final:
                 values = [Summary.Value(tag=name, simple_value=value) for name, value in point.metrics.items()]
-                _write(file, Event(wall_time=point.time, step=point.step, summary=Summary(value=values)))
+                _write_event(file, Event(wall_time=point.time, step=point.step, summary=Summary(value=values)))
                 self._step = point.step
         return {}
 
@@ -83,19 +89,6 @@ class TensorboardTracker(FileTracker):
             for path in self._folder.glob(_OURS):
                 if path != self._file and path.stat().st_size:
                     write_atomically(path, b"")
-
-    def _generation(self) -> int:
-        """The largest number of a file that was written so far; 0 if there is none."""
-        numbers = [path.name.split(".")[3] for path in self._folder.glob(_OURS)]
-        return max((int(number) for number in numbers if number.isdigit()), default=0)
-
-    def _write_header(self) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
-
-        handle = open_regular(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
-        with os.fdopen(handle, "wb") as file:
-            _write(file, Event(file_version=_FORMAT))
-            _write(file, Event(step=0, session_log=SessionLog(status=SessionLog.START)))
 
     @contextlib.contextmanager
     def _opened(self) -> Iterator[BinaryIO]:
@@ -121,7 +114,7 @@ class TensorboardTracker(FileTracker):
         return WrittenFiles(directory, [] if is_empty else [run_id], is_foreign)
 
 
-def _write(file: BinaryIO, event: Any) -> None:
+def _write_event(file: BinaryIO, event: Any) -> None:
     from tensorboard.summary.writer.record_writer import RecordWriter
 
     RecordWriter(file).write(event.SerializeToString())

@@ -30,10 +30,19 @@ from urllib.parse import urlsplit
 
 from slurmtrain.errors import PathError, TrackingError
 from slurmtrain.model.run.layout import RunsRoot
+from slurmtrain.plugins.csv import StepFile, files_named
 from slurmtrain.system.files import make_directory, read_json, write_json
-from slurmtrain.tracking.names import MARK_LENGTH, is_marked, marked
-from slurmtrain.tracking.step_file import StepFile, files_named
-from slurmtrain.tracking.tracker import Begun, FileTracker, Start, TrackedPoint, TrackedRun, WrittenFiles
+from slurmtrain.tracking.tracker import (
+    MARK_LENGTH,
+    Begun,
+    FileTracker,
+    Start,
+    TrackedPoint,
+    TrackedRun,
+    WrittenFiles,
+    is_marked,
+    marked,
+)
 
 # W&B's own columns of a history begin with it.
 _RESERVED = "_"
@@ -125,7 +134,7 @@ def write_offline(parent: Path, offline: OfflineRun, rows: Sequence[Sequence[str
     return directory
 
 
-def sync(directory: Path) -> None:
+def sync_offline(directory: Path) -> None:
     """Send such a directory to the server. Raises TrackingError."""
     _prepare_environment()
     command = [sys.executable, "-m", "wandb", "sync", "--yes", str(directory)]
@@ -206,9 +215,7 @@ class WandbTracker(FileTracker):
         with self._writing():
             self._file.append(
                 [
-                    point._replace(
-                        metrics={name: value for name, value in point.metrics.items() if name not in refused}
-                    )
+                    point._replace(metrics={name: v for name, v in point.metrics.items() if name not in refused})
                     for point in points
                 ]
             )
@@ -223,15 +230,16 @@ class WandbTracker(FileTracker):
             if newest is not None and (self._state.get("written") != newest or not self._present()):
                 self._write(tracked, rows, base)
             if self._is_online() and self._state.get("written") is not None:
-                sync(self._directory / self._state["directory"])
+                sync_offline(self._directory / self._state["directory"])
                 self._note_synced()
 
     def _write(self, tracked: TrackedRun, rows: Sequence[Sequence[str]], base: int | None) -> None:
         """Write a directory with these rows, at least one, instead of the directory that has not been synced."""
+        project = self.settings.get("project") or tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name
         offline = OfflineRun(
             run_id=tracked.run.id,
             name=tracked.run.name,
-            project=self._project(tracked),
+            project=project_name(str(project)),
             entity=self.settings.get("entity"),
             params={param_name(name): value for name, value in tracked.plan.spec.params.items()},
             tags=tuple(tracked.run.tags),
@@ -240,7 +248,7 @@ class WandbTracker(FileTracker):
             names=tuple(self._file.names),
             failed=tracked.run.state in ("failed", "lost"),
         )
-        place = self._directory / _unfinished(tracked.run.id)
+        place = self._directory / _draft_name(tracked.run.id)
         shutil.rmtree(place, ignore_errors=True)
         try:
             self._put(write_offline(make_directory(place), offline, rows), int(rows[-1][0]))
@@ -250,17 +258,18 @@ class WandbTracker(FileTracker):
     def _put(self, written: Path, newest: int) -> None:
         """Put a directory that was written up to the step ``newest`` in the place of what has not been synced."""
         earlier = [name for name in self._state["directories"] if (self._directory / name).is_dir()]
-        final = _free_name(self._directory, written.name)
+        # The name that W&B gave it, with the first second at which there is none of this name.
+        final, (prefix, _, run_id) = written.name, written.name.rpartition("-")
+        moment = datetime.strptime(prefix, _NAME)
+        while (self._directory / final).exists():
+            moment += timedelta(seconds=1)
+            final = f"{moment.strftime(_NAME)}-{run_id}"
         # Noted before anything gets this name: what others have written is never taken for ours.
         self._note(directory=final, directories=[*earlier, final], written=newest)
         for name in earlier:
             if not self._is_synced(name):
                 shutil.rmtree(self._directory / name)
         written.rename(self._directory / final)
-
-    def _project(self, tracked: TrackedRun) -> str:
-        name = self.settings.get("project") or tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name
-        return project_name(str(name))
 
     def _note(self, **changes: Any) -> None:
         self._state = {**self._state, **changes}
@@ -280,32 +289,31 @@ class WandbTracker(FileTracker):
 
     def _is_online(self) -> bool:
         mode = self.settings.get("mode", "auto")
-        return bool(mode == "online" or (mode == "auto" and os.environ.get("WANDB_MODE") is None and _has_key()))
+        if mode != "auto" or os.environ.get("WANDB_MODE") is not None:
+            return bool(mode == "online")
+        # With an API key for the server, where ``wandb login`` leaves it, or in the environment.
+        if os.environ.get("WANDB_API_KEY"):
+            return True
+        host = urlsplit(os.environ.get("WANDB_BASE_URL") or _SERVER).hostname or ""
+        try:
+            return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
+        except (OSError, netrc.NetrcParseError):
+            return False
 
     @classmethod
     def files_of(cls, settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
         """As :meth:`FileTracker.files_of` with its ``settings``, ``root`` and ``run_id``."""
         directory = cls._directory_of(settings, root)
-        names = files_named(directory, f"{run_id}.json", _unfinished(run_id))
+        names = files_named(directory, f"{run_id}.json", _draft_name(run_id))
         with contextlib.suppress(PathError):
             state = _read_state(directory / f"{run_id}.json")
             names += [name for name in state["directories"] if (directory / name).is_dir()]
         return WrittenFiles(directory, [*StepFile(directory / f"{run_id}.csv").files(), *names])
 
 
-def _unfinished(run_id: str) -> str:
+def _draft_name(run_id: str) -> str:
     """The name of the folder where a directory for W&B is written."""
     return f".{run_id}.tmp"
-
-
-def _free_name(directory: Path, name: str) -> str:
-    """The name that W&B gave to a directory of a run, with the first second at which ``directory`` has none of it."""
-    prefix, _, run_id = name.rpartition("-")
-    moment = datetime.strptime(prefix, _NAME)
-    while (directory / name).exists():
-        moment += timedelta(seconds=1)
-        name = f"{moment.strftime(_NAME)}-{run_id}"
-    return name
 
 
 def _read_state(path: Path) -> dict[str, Any]:
@@ -320,14 +328,3 @@ def _read_state(path: Path) -> dict[str, Any]:
     ours = re.compile(rf"offline-run-[0-9_]+-{re.escape(path.stem)}")
     state["directories"] = [name for name in dict.fromkeys(names) if isinstance(name, str) and ours.fullmatch(name)]
     return state
-
-
-def _has_key() -> bool:
-    """Whether there is an API key for the server, where ``wandb login`` leaves it, or in the environment."""
-    if os.environ.get("WANDB_API_KEY"):
-        return True
-    host = urlsplit(os.environ.get("WANDB_BASE_URL") or _SERVER).hostname or ""
-    try:
-        return netrc.netrc(os.environ.get("NETRC")).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False

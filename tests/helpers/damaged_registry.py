@@ -12,8 +12,7 @@ from typing import Any
 
 from click.testing import CliRunner
 
-from slurmtrain.cli.show_commands import show_command
-from slurmtrain.cli.status_commands import status_command
+from slurmtrain.cli.status_commands import show_command, status_command
 from slurmtrain.config import Config
 from slurmtrain.model.run.layout import run_id
 from slurmtrain.ops.registries import rebuild

@@ -9,9 +9,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.prometheus.collect import collect
-from slurmtrain.plugins.prometheus.counters import Counters
-from slurmtrain.plugins.prometheus.exposition import text_of
+from slurmtrain.plugins.prometheus.collect import Counters, collect
+from slurmtrain.plugins.prometheus.metrics_command import exposition_text
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 
@@ -33,7 +32,7 @@ def export(workspace: Workspace, counters: Counters | None = None, *, per_run: b
     """What a new command exports, or a process that has exported before with these ``counters``."""
     again = Workspace(workspace.config, warn=pytest.fail)
     try:
-        return text_of(collect(again, counters or Counters(), per_run=per_run), {"user": "ada"})
+        return exposition_text(collect(again, counters or Counters(), per_run=per_run), {"user": "ada"})
     finally:
         again.close()
 

@@ -20,8 +20,8 @@ from slurmtrain.config import Config
 from slurmtrain.model.experiment.values import check_param_name
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
+from slurmtrain.plugins.csv import StepFile
 from slurmtrain.plugins.wandb import param_name, project_name
-from slurmtrain.tracking.step_file import StepFile
 from slurmtrain.tracking.to_mlflow.sending import flat_name, legal_name
 
 pytestmark = pytest.mark.slow

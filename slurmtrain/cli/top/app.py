@@ -395,7 +395,14 @@ def run_top(workspace: Workspace, interval_s: float) -> int:
         interval_s: Seconds between two looks.
     """
     app = TopApp(workspace.config, interval_s)
-    code = asyncio.run(_run_app(app))
+
+    async def run_app() -> int | None:
+        loop = asyncio.get_running_loop()
+        for each in _SIGNALS:
+            loop.add_signal_handler(each, _leave, app, 128 + each)
+        return await app.run_async()
+
+    code = asyncio.run(run_app())
     if code is None:
         # textual has printed what went wrong.
         return 1
@@ -403,13 +410,6 @@ def run_top(workspace: Workspace, interval_s: float) -> int:
         output.echo(f"still {'; '.join(app.actions.under_way)}; Ctrl-C leaves that to 'slurmtrain sync'", err=True)
         app.actions.wait()
     return code
-
-
-async def _run_app(app: TopApp) -> int | None:
-    loop = asyncio.get_running_loop()
-    for each in _SIGNALS:
-        loop.add_signal_handler(each, _leave, app, 128 + each)
-    return await app.run_async()
 
 
 def _leave(app: TopApp, code: int) -> None:

@@ -14,7 +14,7 @@ from rich.cells import cell_len
 
 from slurmtrain.cli import formatting, output
 from slurmtrain.cli.output import printable_log
-from slurmtrain.cli.show_commands import print_run
+from slurmtrain.cli.status_commands import print_run
 from slurmtrain.cli.top.top_rows import Row, aged, make_row
 from slurmtrain.errors import RunNotFound, SlurmtrainError
 from slurmtrain.ops.logs import Choice, Line, LogReader
@@ -280,21 +280,20 @@ def report_lines(config: Config, run: Mapping[str, Any], columns: int) -> list[s
         columns: How wide the terminal is.
     """
     try:
-        facts = _read_report(Workspace(config), run)
+        workspace = Workspace(config)
+        observed = observe(workspace, [run["id"]], thorough=True, ask_slurm=False)
+        loaded = workspace.store.load(run["id"])
+        if loaded is None:
+            raise RunNotFound(f"there is no run {run['id']} any more: its directory was deleted")
+        facts = show_json(workspace, observed.runs[run["id"]], loaded)
+        if facts["state"] == run["state"]:
+            # What Slurm has said of it, which was not asked again.
+            facts |= {"reason": run["reason"], "pending": run["pending"]}
         with output.collected(columns) as printed:
             print_run(facts)
     except Exception as error:  # noqa: BLE001 (shown, since it must not end the page)
         return list(wrapped([describe_exception(error)], columns))
     return list(wrapped(printed.getvalue().splitlines(), columns))
-
-
-def _read_report(workspace: Workspace, run: Mapping[str, Any]) -> dict[str, Any]:
-    observed = observe(workspace, [run["id"]], thorough=True, ask_slurm=False)
-    loaded = workspace.store.load(run["id"])
-    if loaded is None:
-        raise RunNotFound(f"there is no run {run['id']} any more: its directory was deleted")
-    facts = show_json(workspace, observed.runs[run["id"]], loaded)
-    return {**facts, "reason": run["reason"], "pending": run["pending"]} if facts["state"] == run["state"] else facts
 
 
 def wrapped(lines: list[str], columns: int) -> Iterator[str]:
@@ -385,8 +384,18 @@ class Actions:
         if doing in self.under_way:
             return f"already {doing}"
         self._under_way = {name: thread for name, thread in self._under_way.items() if thread.is_alive()}
+
+        def do() -> None:
+            notes: list[str] = []
+            try:
+                # A workspace of its own, as a command has: the registry is not shared between threads.
+                outcome = action.do(Workspace(self._config, warn=notes.append), run_id)
+            except Exception as error:  # noqa: BLE001 (shown, since an action must not end the page)
+                outcome = Outcome(describe_exception(error), good=False)
+            self._report(Outcome("; ".join([outcome.text, *notes]), outcome.good))
+
         # A daemon: whoever leaves may decide not to wait for it.
-        thread = threading.Thread(target=self._do, args=(action, run_id), daemon=True)
+        thread = threading.Thread(target=do, daemon=True)
         self._under_way[doing] = thread
         thread.start()
         return doing
@@ -395,12 +404,3 @@ class Actions:
         """Wait until all have ended."""
         for thread in self._under_way.values():
             thread.join()
-
-    def _do(self, action: Action, run_id: str) -> None:
-        notes: list[str] = []
-        try:
-            # A workspace of its own, as a command has: the registry is not shared between threads.
-            outcome = action.do(Workspace(self._config, warn=notes.append), run_id)
-        except Exception as error:  # noqa: BLE001 (shown, since an action must not end the page)
-            outcome = Outcome(describe_exception(error), good=False)
-        self._report(Outcome("; ".join([outcome.text, *notes]), outcome.good))

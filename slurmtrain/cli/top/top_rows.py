@@ -154,6 +154,10 @@ ORDERS: Mapping[str, Callable[[Row], Any]] = {
 
 def choose(rows: Iterable[Row], view: RunsView) -> list[Row]:
     """The ``rows`` that a ``view`` shows, in its order; archived runs only if its condition is about that."""
+
+    def text_of(run: Mapping[str, Any]) -> str:
+        return " ".join((run["id"], run["name"], run["state"], *run["tags"], run["reason"] or "")).casefold()
+
     condition = view.condition
     words = [] if condition else view.text.casefold().split()
     archived_too = condition is not None and any(each.name == "archived" for each in condition.comparisons())
@@ -162,15 +166,10 @@ def choose(rows: Iterable[Row], view: RunsView) -> list[Row]:
         for row in rows
         if not (row.ended and (view.live_only or (row.run["archived"] and not archived_too)))
         and (condition is None or condition.holds(row.run))
-        and all(word in _searched(row.run) for word in words)
+        and all(word in text_of(row.run) for word in words)
     ]
     newest_first = sorted(chosen, key=lambda row: row.id, reverse=True)
     return sorted(newest_first, key=ORDERS[view.order])
-
-
-def _searched(run: Mapping[str, Any]) -> str:
-    """What words of a filter are looked for in."""
-    return " ".join((run["id"], run["name"], run["state"], *run["tags"], run["reason"] or "")).casefold()
 
 
 def column_widths(rows: Sequence[Row], width: int) -> dict[int, int]:
@@ -207,9 +206,13 @@ def facts(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> list
         attempts: Its ATTEMPTs, oldest first; empty if they are not known yet.
     """
     newest = attempts[-1] if attempts else None
+    to_go = f"{formatting.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""
+    goodput = "" if run["goodput"] is None else f"goodput {100 * run['goodput']:.0f} %"
+    lost = f"lost {run['lost_steps']} steps" if run["lost_steps"] else ""
+    progress = (formatting.steps(run), formatting.rate(run), to_go, lost, goodput)
     pairs = [
         ("state", run["state"] + (f": {run['reason']}" if run["reason"] not in ("", run["state"]) else "")),
-        ("step", _progress_text(run)),
+        ("step", ", ".join(part for part in progress if part not in ("", "-"))),
         ("params", formatting.params(run["params"])),
         ("metrics", formatting.metrics(run, _METRICS_SHOWN)),
         ("checkpoint", _checkpoint(run)),
@@ -243,14 +246,6 @@ def fact_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[tuple[str, 
 def label(name: str) -> str:
     """The name of a fact, as wide as all names are."""
     return name.ljust(_LABEL)
-
-
-def _progress_text(run: Mapping[str, Any]) -> str:
-    to_go = f"{formatting.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""
-    goodput = "" if run["goodput"] is None else f"goodput {100 * run['goodput']:.0f} %"
-    lost = f"lost {run['lost_steps']} steps" if run["lost_steps"] else ""
-    parts = (formatting.steps(run), formatting.rate(run), to_go, lost, goodput)
-    return ", ".join(part for part in parts if part not in ("", "-"))
 
 
 def _checkpoint(run: Mapping[str, Any]) -> str:

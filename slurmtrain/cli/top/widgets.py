@@ -225,25 +225,20 @@ class RunsTable(Widget, can_focus=True):
             self.refresh()
         else:
             for place in range(self._top, min(max(len(before), len(rows)), self._top + self._room)):
-                self._refresh_row(place, before, rows)
+                old = before[place] if place < len(before) else None
+                new = rows[place] if place < len(rows) else None
+                if old is None or new is None:
+                    self._refresh_lines({place})
+                    continue
+                # Only the cells that have changed are drawn.
+                x = 0
+                for index, width in self._widths.items():
+                    if old is not new and old.cells[index] != new.cells[index]:
+                        self.refresh(Region(x, 1 + place - self._top, width, 1))
+                    x += width + GAP
             self._refresh_lines({cursor, self._cursor} if cursor != self._cursor else set())
         if (self.selected and self.selected.id) != (selected and selected.id):
             self.post_message(self.Selected())
-
-    def _refresh_row(self, place: int, before: Sequence[Row], after: Sequence[Row]) -> None:
-        """Draw the cells of a row that have changed."""
-        old = before[place] if place < len(before) else None
-        new = after[place] if place < len(after) else None
-        if old is new:
-            return
-        if old is None or new is None:
-            self._refresh_lines({place})
-            return
-        x = 0
-        for index, width in self._widths.items():
-            if old.cells[index] != new.cells[index]:
-                self.refresh(Region(x, 1 + place - self._top, width, 1))
-            x += width + GAP
 
     def _refresh_lines(self, places: set[int]) -> None:
         for place in places:

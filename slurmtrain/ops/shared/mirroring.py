@@ -20,8 +20,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.cells import Sent, write_sent
 from slurmtrain.runtime.job.run_reader import LoggedLines, logged_lines
 from slurmtrain.system.locks import locked
-from slurmtrain.tracking.tracker import NoAnswer, Start, TrackedPoint, TrackedRun, Tracker
-from slurmtrain.tracking.tracker_plugins import open_tracker, writes_files
+from slurmtrain.tracking.tracker import NoAnswer, Start, TrackedPoint, TrackedRun, Tracker, open_tracker, writes_files
 
 if TYPE_CHECKING:
     from slurmtrain.registry.rows import Listed

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.events.command_events import MlflowRunLinked
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.tracking.tracker_plugins import check_tracker, note_on_tracker
+from slurmtrain.tracking.tracker import check_tracker, note_on_tracker
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run

@@ -9,6 +9,7 @@ import shlex
 import stat
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -91,9 +92,9 @@ def prepare(uri: str, root: RunsRoot, make: Callable[[str], object]) -> str:
     file = root.mlflow_db if is_own else sqlite_file(uri)
     if file is not None:
         # In the runs root the lock's file is tried, since SQLite's file may be open.
-        usable = store_address if not is_own or has_record_locks(root.tracking_lock) else _without_locks
+        usable = partial(store_address, locks=not is_own or has_record_locks(root.tracking_lock))
         if not file.exists():
-            _make(file, lambda path: make(usable(path)), is_private=is_own)
+            _make_store(file, lambda path: make(usable(path)), is_private=is_own)
         elif is_own:
             create_private(file)
         if is_own:
@@ -127,14 +128,14 @@ def cure(uri: str, problem: str) -> str:
     return f": {_describe_replacing(file)}" if _BROKEN.search(problem) else ""
 
 
-def _without_locks(path: Path) -> str:
-    return store_address(path, locks=False)
-
-
-def _make(file: Path, make: Callable[[Path], object], *, is_private: bool) -> None:
+def _make_store(file: Path, make: Callable[[Path], object], *, is_private: bool) -> None:
     """Make a store under another name, and link it into place unless another process is faster. Raises OSError."""
     make_directory(file.parent)
-    _remove_litter(file)
+    # What killed commands have left of new stores.
+    for path in file.parent.glob(f".{file.name}.*"):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < time.time() - _LITTER_S:
+                path.unlink()
     draft = file.with_name(f".{file.name}.{os.urandom(8).hex()}")
     try:
         if is_private:
@@ -166,14 +167,6 @@ def make_shared(directory: Path) -> None:
         directory.chmod(_mode_in(directory.parent, 0o700) | (directory.parent.stat().st_mode & stat.S_ISGID))
 
 
-def _remove_litter(file: Path) -> None:
-    """Remove what killed commands have left of new stores."""
-    for path in file.parent.glob(f".{file.name}.*"):
-        with contextlib.suppress(OSError):
-            if path.lstat().st_mtime < time.time() - _LITTER_S:
-                path.unlink()
-
-
 @contextlib.contextmanager
 def _only_maker(uri: str) -> Iterator[bool]:
     """Whether a store on a PostgreSQL server is to be made: by this process alone, within the context.
@@ -184,7 +177,7 @@ def _only_maker(uri: str) -> Iterator[bool]:
         yield False
         return
     revision, has_tables = _revision(uri)
-    if has_tables and not _judge(uri, revision):
+    if has_tables and not _judge_schema(uri, revision):
         yield False
         return
     from sqlalchemy import create_engine, text
@@ -207,7 +200,7 @@ def _schema_problem(uri: str) -> str:
     if re.split(r"[:+]", uri)[0] not in DATABASE_ENGINES:
         return ""
     revision, has_tables = _revision(uri)
-    while has_tables and (problem := _judge(uri, revision)):
+    while has_tables and (problem := _judge_schema(uri, revision)):
         time.sleep(_STEP_S)
         before, (revision, has_tables) = revision, _revision(uri)
         if revision == before:
@@ -228,7 +221,7 @@ def _revision(uri: str) -> tuple[str | None, bool]:
     return (str(rows[0][0]) if rows else None), bool(rows) or {"experiments", "runs"} <= tables
 
 
-def _judge(uri: str, revision: str | None) -> str:
+def _judge_schema(uri: str, revision: str | None) -> str:
     import mlflow
     from alembic.config import Config
     from alembic.script import ScriptDirectory

@@ -118,7 +118,7 @@ class LiveSender:
         if plan is None:
             raise PathError(f"there is no plan at {self._orders.plan}")
         runs = MlflowRuns(self._api(uri), RunsRoot(self._directory.path.parent))
-        link = _link(self._directory)
+        link = _newest_link(self._directory)
         earlier = link.mlflow_run_id if link is not None and link.uri == uri else None
         # What was rolled back is for commands, which know what others have sent.
         shown = runs.open(TrackedRun(run, plan, self._directory), earlier, anew=False)
@@ -126,7 +126,7 @@ class LiveSender:
             with command_journal(self._directory.journals, "mlflow") as journal:
                 journal.write(MlflowRunLinked(mlflow_run_id=shown, uri=uri))
         for note in runs.notes:
-            _print(note)
+            _print_line(note)
         return shown
 
     def send(self) -> None:
@@ -153,7 +153,10 @@ class LiveSender:
             self._log(batch)
             to = self._note(to.place.after(batch))
         if self._orders.live:
-            self._send_open(settlement)
+            # The points that may still be rolled back.
+            lines = [line for line in settlement.undecided() if line.offset >= self._open_until.get(line.attempt, 0)]
+            self._log(lines)
+            self._open_until.update({line.attempt: line.end for line in lines})
         try:
             # All was sent that can be now.
             os.utime(self._directory.live_metrics)
@@ -165,7 +168,7 @@ class LiveSender:
 
     def _find_mlflow_run(self) -> LivePlace | None:
         """Where to send to: the MLflow run that the run was linked to last, if that is on a server."""
-        link = _link(self._directory)
+        link = _newest_link(self._directory)
         if link is None or not link.mlflow_run_id or not link.uri.startswith(("http://", "https://")):
             return None
         place = LivePlace(link.uri, link.mlflow_run_id)
@@ -175,12 +178,6 @@ class LiveSender:
             self._metrics = MetricLog(self._api(link.uri), link.mlflow_run_id)
             self._open_until = {}
         return self._to
-
-    def _send_open(self, settlement: Settlement) -> None:
-        """Send the points that may still be rolled back."""
-        lines = [line for line in settlement.undecided() if line.offset >= self._open_until.get(line.attempt, 0)]
-        self._log(lines)
-        self._open_until.update({line.attempt: line.end for line in lines})
 
     def _log(self, lines: Sequence[Decided]) -> None:
         self._metrics.send(
@@ -202,7 +199,7 @@ def _is_same_run(place: LivePlace, other: LivePlace) -> bool:
     return (place.uri, place.mlflow_run_id) == (other.uri, other.mlflow_run_id)
 
 
-def _link(directory: RunDir) -> MlflowRunLinked | None:
+def _newest_link(directory: RunDir) -> MlflowRunLinked | None:
     """The newest link of a run to one in MLflow; None if there is none."""
     events: list[AnyEvent] = []
     for journal in directory.journals.glob("*.jsonl"):
@@ -241,22 +238,19 @@ class LiveLoop:
     def _report(self, problem: str) -> None:
         self._failures = min(self._failures + 1, 10) if problem else 0
         if problem and not self._problem:
-            _print(f"metrics do not reach MLflow from this node ({problem}); it tries again, and 'slurmtrain sync' too")
+            _print_line(
+                f"metrics do not reach MLflow from this node ({problem}); it tries again, and 'slurmtrain sync' too"
+            )
         elif self._problem and not problem:
-            _print("metrics reach MLflow again")
+            _print_line("metrics reach MLflow again")
         self._problem = problem
 
 
-def _print_begun(mlflow_id: str) -> None:
-    with contextlib.suppress(BrokenPipeError):
-        print(mlflow_id, flush=True)
-
-
-def _print(text: str) -> None:
+def _print_line(text: str) -> None:
     print(f"slurmtrain: {text}", file=sys.stderr, flush=True)
 
 
-def main() -> None:
+def run_sender() -> None:
     """Send until standard input ends, and then what is left."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
@@ -269,8 +263,13 @@ def main() -> None:
     line = sys.stdin.buffer.readline()
     if not line:
         return
-    orders = LiveOrders(**json.loads(line))
-    loop = LiveLoop(LiveSender(orders, os.environ), _print_begun)
+
+    def begun(mlflow_id: str) -> None:
+        # The agent may have ended, or waits no more.
+        with contextlib.suppress(BrokenPipeError):
+            print(mlflow_id, flush=True)
+
+    loop = LiveLoop(LiveSender(LiveOrders(**json.loads(line)), os.environ), begun)
     pause_s = 0.0
     while not select.select([sys.stdin.buffer], [], [], pause_s)[0]:
         pause_s = loop.send()
@@ -280,4 +279,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_sender()

@@ -19,7 +19,7 @@ import contextlib
 import hashlib
 import shlex
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,7 +32,7 @@ from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.system.files import link_json, make_directory, read_json
-from slurmtrain.tracking.to_mlflow import description
+from slurmtrain.tracking.to_mlflow import sending
 from slurmtrain.tracking.to_mlflow.database import artifacts_of, make_shared
 from slurmtrain.tracking.to_mlflow.sending import Api, MetricValue, Sender, flat_name, legal_name, log_values
 from slurmtrain.tracking.tracker import TrackedRun
@@ -87,117 +87,15 @@ class Choices:
         return self._folder / f"{name}.json"
 
 
-def _get_run(api: Api, mlflow_id: str) -> Any | None:
-    """An MLflow run, which may have been deleted; None if the store has lost it."""
-    try:
-        return api.client.get_run(mlflow_id)
-    except api.failure as error:
-        if getattr(error, "error_code", "") == "RESOURCE_DOES_NOT_EXIST":
-            return None
-        raise
-
-
-def _is_active(shown: Any | None) -> bool:
-    return shown is not None and shown.info.lifecycle_stage == "active"
-
-
-class SweepRuns:
-    """The parents in one store."""
-
-    def __init__(self, api: Api, root: RunsRoot) -> None:
-        """``api``: of the store. ``root``: the runs root."""
-        self._api = api
-        self._client = api.client
-        self._root = root
-        self._parents: dict[tuple[str, str], str] = {}
-
-    def parent(self, experiment: str, tracked: TrackedRun, origin: description.Origin) -> str:
-        """The id of the parent of a run of a sweep, created if there is none.
-
-        Args:
-            experiment: The id of the experiment.
-            tracked: The run.
-            origin: Where it came from.
-        """
-        sweep = tracked.run.sweep
-        assert sweep is not None
-        if (experiment, sweep) not in self._parents:
-            present = self._present(experiment, sweep)
-            parent = self._choose(experiment, tracked, origin, present)
-            for other in present:
-                if other != parent:
-                    self._client.delete_run(other)
-            self._parents[experiment, sweep] = parent
-        return self._parents[experiment, sweep]
-
-    def _choose(self, experiment: str, tracked: TrackedRun, origin: description.Origin, present: Sequence[str]) -> str:
-        """The parent of a run of a sweep: the one that was chosen; else the first that is ``present``; else a new one.
-
-        The other arguments are as for :meth:`parent`.
-        """
-        choices = Choices(self._root.mlflow_sweeps, self._api.uri, experiment, str(tracked.run.sweep))
-        last, chosen = _FIRST, choices.after()
-        while chosen is not None:
-            # It may have been created after ``present`` was known.
-            if chosen in present or _is_active(_get_run(self._api, chosen)):
-                return chosen
-            last, chosen = chosen, choices.after(chosen)
-        created = present[0] if present else self._create(experiment, tracked, origin)
-        parent = choices.choose(created, last)
-        if parent != created:
-            self._client.delete_run(created)
-        return parent
-
-    def set_status(self, parent: str, run: Run) -> None:
-        """Set the status of the parent of a run, whose own is in MLflow already."""
-        info = self._client.get_run(parent).info
-        if not run.ended or self._has_children(info, parent, "RUNNING", "SCHEDULED"):
-            if info.status != "RUNNING":
-                self._client.update_run(parent, status="RUNNING")
-            return
-        status = next((each for each in ("FAILED", "KILLED") if self._has_children(info, parent, each)), "FINISHED")
-        ended = max(description.milliseconds(run.ended_at or 0.0), info.end_time or 0)
-        self._client.set_terminated(parent, status, ended)
-
-    def _has_children(self, info: Any, parent: str, *statuses: str) -> bool:
-        children = f"tags.`mlflow.parentRunId` = '{parent}'"
-        conditions = (f"{children} and attributes.status = '{status}'" for status in statuses)
-        return any(self._client.search_runs([info.experiment_id], each, max_results=1) for each in conditions)
-
-    def _present(self, experiment: str, sweep: str) -> list[str]:
-        """The parents that a sweep has, which one was created first coming first: more than one after a kill."""
-        present = self._client.search_runs([experiment], f"tags.`{description.SWEEP_TAG}` = '{sweep}'")
-        ordered = sorted(present, key=lambda run: (run.data.tags.get(_CREATED_AT, ""), run.info.run_id))
-        return [str(run.info.run_id) for run in ordered]
-
-    def _create(self, experiment: str, tracked: TrackedRun, origin: description.Origin) -> str:
-        run = tracked.run
-        tags = description.lasting_tags(run, origin, tracked.plan.spec, "")
-        for name in (description.RUN_TAG, "slurmtrain.plan_hash", "slurmtrain.sweep"):
-            tags.pop(name, None)
-        tags |= {
-            description.SWEEP_TAG: str(run.sweep),
-            "slurmtrain.varies": ", ".join(origin.varies),
-            _CREATED_AT: f"{time.time():.6f}",
-        }
-        created = self._client.create_run(
-            experiment,
-            start_time=description.started_ms(run),
-            tags={name: value[:_TAG_LENGTH] for name, value in tags.items() if value},
-            run_name=description.sweep_name(run),
-        )
-        return str(created.info.run_id)
-
-
 class MlflowRuns:
-    """Runs in one MLflow store."""
+    """Runs, and sweeps as their parents, in one MLflow store."""
 
     def __init__(self, api: Api, root: RunsRoot) -> None:
         """``api``: of the store. ``root``: the runs root."""
         self._api = api
         self._client = api.client
         self._root = root
-        self._sweeps = SweepRuns(api, root)
+        self._sweep_parents: dict[tuple[str, str], str] = {}
         self.notes: list[str] = []
         """What the store did not take, as sentences."""
 
@@ -209,15 +107,27 @@ class MlflowRuns:
             earlier: What showed it the last time; None: that is unknown.
             anew: Whether that shows points that were rolled back.
         """
-        last, shown = self._newest_choice(tracked, earlier)
-        shown = shown or self._choose(tracked, last)
+        choices = Choices(tracked.directory.mlflow_runs, self._api.uri)
+        # What was chosen last is mostly known, and earlier versions have left no files of choices. Whoever replaced
+        # one may have been killed before it was deleted.
+        last, shown = self._newest_choice(choices, earlier, lambda replaced: self._discard(replaced, tracked))
+        if shown is None:
+            present = next(iter(self._present(tracked)), None)
+            created = self._create(tracked, {}) if present is None else str(present.info.run_id)
+            shown = self._client.get_run(self._settle(choices, created, last))
+        mlflow_id, params = str(shown.info.run_id), shown.data.params
+        has_other_params = any(
+            params.get(name, param.value) != param.value
+            for param in sending.flat_params(tracked.plan.spec.params)
+            for name in (legal_name(param.name), flat_name(param.name))
+        )
         # What another command has put in the place of the one before has nothing yet.
-        is_stale = anew and earlier in (None, shown.info.run_id)
-        if not is_stale and not self._has_other_params(shown, tracked):
-            # Whoever created it may have been killed before all of them were sent.
-            self._log_params(shown.info.run_id, tracked.plan.spec.params, shown.data.params)
-            return str(shown.info.run_id)
-        return self._replace(shown, tracked)
+        is_stale = anew and earlier in (None, mlflow_id)
+        if is_stale or has_other_params:
+            return self._replace(shown, tracked, choices)
+        # Whoever created it may have been killed before all of them were sent.
+        self._log_params(mlflow_id, tracked.plan.spec.params, params)
+        return mlflow_id
 
     def describe(self, shown: Any, tracked: TrackedRun) -> None:
         """Set the values that change while a run goes on: tags, time in the queue, status, and the same for its sweep.
@@ -226,52 +136,56 @@ class MlflowRuns:
             shown: The MLflow run.
             tracked: The run.
         """
-        mlflow_id = str(shown.info.run_id)
-        run = tracked.run
-        tags = description.changing_tags(run) | _checkpoint_tags(tracked)
-        tags |= description.former_params(_params_by_attempt(tracked))
+        mlflow_id, run = str(shown.info.run_id), tracked.run
+        tags = sending.changing_tags(run) | _checkpoint_tags(tracked)
+        tags |= sending.former_params(_params_by_attempt(tracked))
         if run.sweep is not None:
             experiment = str(shown.info.experiment_id)
-            tags["mlflow.parentRunId"] = self._sweeps.parent(experiment, tracked, _origin(tracked.directory))
+            tags["mlflow.parentRunId"] = self._sweep_parent(experiment, tracked, _origin(tracked.directory))
         # Each request may take a while on a server far away.
-        self._set_tags(mlflow_id, {name: value for name, value in tags.items() if shown.data.tags.get(name) != value})
-        self._log_queue_times(mlflow_id, run)
-        if run.ended or shown.info.status != description.status_of(run):
+        changed = {name: value for name, value in tags.items() if shown.data.tags.get(name) != value}
+        entities = [self._api.entities.RunTag(legal_name(name), value[:_TAG_LENGTH]) for name, value in changed.items()]
+        for start in range(0, len(entities), _TAGS_A_CALL):
+            self._client.log_batch(mlflow_id, tags=entities[start : start + _TAGS_A_CALL])
+        times = [
+            MetricValue("slurmtrain/queue_s", each.seconds, sending.milliseconds(each.at), each.attempt)
+            for each in sending.queue_times(run)
+        ]
+        log_values(self._api, mlflow_id, times)
+        if run.ended or shown.info.status != sending.status_of(run):
             self._set_status(mlflow_id, run)
         if run.sweep is not None:
-            self._sweeps.set_status(tags["mlflow.parentRunId"], run)
-        if run.ended:
-            self._discard_others(shown, tracked)
+            self._set_sweep_status(tags["mlflow.parentRunId"], run)
+        # What processes have left that were killed right after another one had been faster.
+        for other in self._present(tracked) if run.ended else ():
+            if other.info.run_id != mlflow_id:
+                self._client.set_tag(other.info.run_id, _REPLACED_BY, mlflow_id)
+                self._discard(other, tracked)
 
-    # --- finding and creating -------------------------------------------------------------------------------------
+    # --- finding and creating -----------------------------------------------------------------------------------------
 
-    def _choices(self, tracked: TrackedRun) -> Choices:
-        return Choices(tracked.directory.mlflow_runs, self._api.uri)
-
-    def _newest_choice(self, tracked: TrackedRun, earlier: str | None) -> tuple[str, Any | None]:
-        """The MLflow run that was chosen last for a run, and that run, if it was not deleted or replaced."""
-        choices = self._choices(tracked)
-        # What was chosen last is mostly known, and earlier versions have left no files of choices.
-        last, chosen = _FIRST, earlier or choices.after()
+    def _newest_choice(
+        self, choices: Choices, first: str | None, discard: Callable[[Any], None]
+    ) -> tuple[str, Any | None]:
+        """The id that was chosen last, from ``first`` on, and that MLflow run, if it was not deleted or replaced."""
+        last, chosen = _FIRST, first or choices.after()
         while chosen is not None:
-            shown = _get_run(self._api, chosen)
-            if shown is not None and _is_active(shown):
+            try:
+                shown = self._client.get_run(chosen)
+            except self._api.failure as error:
+                if getattr(error, "error_code", "") != "RESOURCE_DOES_NOT_EXIST":
+                    raise
+                shown = None  # the store has lost it
+            if shown is not None and shown.info.lifecycle_stage == "active":
                 if not shown.data.tags.get(_REPLACED_BY):
                     return chosen, shown
-                # Whoever replaced it may have been killed before it was deleted.
-                self._discard(shown, tracked)
+                discard(shown)
             last, chosen = chosen, choices.after(chosen)
         return last, None
 
-    def _choose(self, tracked: TrackedRun, after: str) -> Any:
-        """The MLflow run for a run whose earlier ones are all gone: created unless a killed process has done so."""
-        shown = next(iter(self._present(tracked)), None)
-        created = self._create(tracked, {}) if shown is None else str(shown.info.run_id)
-        return self._client.get_run(self._settle(tracked, created, after))
-
-    def _settle(self, tracked: TrackedRun, mlflow_id: str, after: str) -> str:
+    def _settle(self, choices: Choices, mlflow_id: str, after: str) -> str:
         """Choose an MLflow run to come ``after`` another; returns what was chosen, if another process was faster."""
-        chosen = self._choices(tracked).choose(mlflow_id, after)
+        chosen = choices.choose(mlflow_id, after)
         if chosen != mlflow_id:
             self._client.set_tag(mlflow_id, _REPLACED_BY, chosen)
             self._client.delete_run(mlflow_id)
@@ -281,50 +195,39 @@ class MlflowRuns:
         """The MLflow runs of a run that were not deleted or replaced, newest first."""
         name = tracked.plan.spec.tracking.mlflow.experiment or tracked.run.name
         present = self._client.search_runs(
-            [self._experiment(name)], f"tags.`{description.RUN_TAG}` = '{tracked.run.id}'", order_by=["start_time DESC"]
+            [self._experiment(name)], f"tags.`{sending.RUN_TAG}` = '{tracked.run.id}'", order_by=["start_time DESC"]
         )
         return (run for run in present if not run.data.tags.get(_REPLACED_BY))
-
-    def _discard_others(self, shown: Any, tracked: TrackedRun) -> None:
-        """Delete what processes have left that were killed right after another one had been faster."""
-        for other in self._present(tracked):
-            if other.info.run_id != shown.info.run_id:
-                self._client.set_tag(other.info.run_id, _REPLACED_BY, shown.info.run_id)
-                self._discard(other, tracked)
 
     def _create(self, tracked: TrackedRun, tags: Mapping[str, str]) -> str:
         run, origin = tracked.run, _origin(tracked.directory)
         experiment = self._experiment(tracked.plan.spec.tracking.mlflow.experiment or run.name)
-        own = description.lasting_tags(run, origin, tracked.plan.spec, str(self._root.path / run.id))
+        own = sending.lasting_tags(run, origin, tracked.plan.spec, str(self._root.path / run.id))
         if run.sweep is not None:
-            own["mlflow.parentRunId"] = self._sweeps.parent(experiment, tracked, origin)
+            own["mlflow.parentRunId"] = self._sweep_parent(experiment, tracked, origin)
+        name = sending.run_name(run, origin, tracked.plan.content)
+        created = self._create_named(experiment, run, {**tags, **own}, name)
+        if run.started_at is None:
+            self._set_status(created, run)
+        self._log_params(created, tracked.plan.spec.params)
+        return created
+
+    def _create_named(self, experiment: str, run: Run, tags: Mapping[str, str], name: str) -> str:
         created = self._client.create_run(
             experiment,
-            start_time=description.started_ms(run),
-            tags={legal_name(name): value[:_TAG_LENGTH] for name, value in {**tags, **own}.items()},
-            run_name=description.run_name(run, origin, tracked.plan.content),
+            start_time=sending.started_ms(run),
+            tags={legal_name(key): value[:_TAG_LENGTH] for key, value in tags.items()},
+            run_name=name,
         )
-        if run.started_at is None:
-            self._set_status(created.info.run_id, run)
-        self._log_params(created.info.run_id, tracked.plan.spec.params)
         return str(created.info.run_id)
 
-    def _has_other_params(self, shown: Any, tracked: TrackedRun) -> bool:
-        """Whether MLflow shows another value of any param than the run has now."""
-        present = shown.data.params
-        return any(
-            present.get(name, param.value) != param.value
-            for param in description.flat_params(tracked.plan.spec.params)
-            for name in (legal_name(param.name), flat_name(param.name))
-        )
-
-    def _replace(self, shown: Any, tracked: TrackedRun) -> str:
+    def _replace(self, shown: Any, tracked: TrackedRun, choices: Choices) -> str:
         """Create another MLflow run in the place of one; the tags that people have added to it move along."""
         mlflow_id = str(shown.info.run_id)
         tags = {
             name: value
             for name, value in shown.data.tags.items()
-            if not name.startswith(_OURS) or name == description.NOTE_TAG
+            if not name.startswith(_OURS) or name == sending.NOTE_TAG
         }
         # Whoever created one may have been killed before it was known.
         successors = self._client.search_runs([shown.info.experiment_id], f"tags.`{_REPLACES}` = '{mlflow_id}'")
@@ -333,53 +236,46 @@ class MlflowRuns:
             self._log_params(created, tracked.plan.spec.params, successors[0].data.params)
         else:
             created = self._create(tracked, {**tags, _REPLACES: mlflow_id})
-        created = self._settle(tracked, created, mlflow_id)
+        created = self._settle(choices, created, mlflow_id)
         self._client.set_tag(mlflow_id, _REPLACED_BY, created)
         self._discard(shown, tracked)
         return created
 
     def _discard(self, replaced: Any, tracked: TrackedRun) -> None:
-        """Delete an MLflow run that another one has replaced, unless it has what that one lacks."""
-        if not self._has_others_data(replaced, tracked):
-            self._client.delete_run(replaced.info.run_id)
-
-    def _has_others_data(self, shown: Any, tracked: TrackedRun) -> bool:
-        """Whether a script has logged something itself: it knows its MLflow run on a server only."""
-        if not self._api.uri.startswith(_SERVERS):
-            return False
-        metrics = _stored_as(tracked.run.metrics)
-        params = _stored_as(param.name for param in description.flat_params(tracked.plan.spec.params))
-        if any(name not in metrics and not name.startswith(_OWN_METRICS) for name in shown.data.metrics):
-            return True
-        if not params.issuperset(shown.data.params):
-            return True
-        try:
-            return any(file.path != ARTIFACTS for file in self._client.list_artifacts(shown.info.run_id))
-        except self._api.failure:
-            return True
+        """Delete an MLflow run that another one has replaced, unless a script has logged something there itself."""
+        # Scripts know their MLflow run on a server only.
+        if self._api.uri.startswith(_SERVERS):
+            metrics = _stored_as(tracked.run.metrics)
+            params = _stored_as(param.name for param in sending.flat_params(tracked.plan.spec.params))
+            if any(name not in metrics and not name.startswith(_OWN_METRICS) for name in replaced.data.metrics):
+                return
+            if not params.issuperset(replaced.data.params):
+                return
+            try:
+                if any(file.path != ARTIFACTS for file in self._client.list_artifacts(replaced.info.run_id)):
+                    return
+            except self._api.failure:
+                return
+        self._client.delete_run(replaced.info.run_id)
 
     def _experiment(self, name: str) -> str:
-        existing = self._client.get_experiment_by_name(name)
-        if existing is not None:
-            return self._active(existing, name)
-        # Without an explicit location, a local store would put artifacts below the current directory.
-        artifacts = artifacts_of(self._api.uri, self._root)
-        if artifacts is not None:
-            make_shared(artifacts)
-        location = None if artifacts is None else artifacts.as_uri()
-        try:
-            return str(self._client.create_experiment(name, artifact_location=location))
-        except self._api.failure:
-            # Another process may have been faster.
-            existing = self._client.get_experiment_by_name(name)
-            if existing is None:
-                raise
-            return self._active(existing, name)
-
-    def _active(self, experiment: Any, name: str) -> str:
         """The id of an experiment. Raises TrackingError if somebody has deleted it, which keeps its name taken."""
-        identifier = str(experiment.experiment_id)
-        if experiment.lifecycle_stage == "deleted":
+        existing = self._client.get_experiment_by_name(name)
+        if existing is None:
+            # Without an explicit location, a local store would put artifacts below the current directory.
+            artifacts = artifacts_of(self._api.uri, self._root)
+            if artifacts is not None:
+                make_shared(artifacts)
+            location = None if artifacts is None else artifacts.as_uri()
+            try:
+                return str(self._client.create_experiment(name, artifact_location=location))
+            except self._api.failure:
+                # Another process may have been faster.
+                existing = self._client.get_experiment_by_name(name)
+                if existing is None:
+                    raise
+        identifier = str(existing.experiment_id)
+        if existing.lifecycle_stage == "deleted":
             restore = f"MLFLOW_TRACKING_URI={shlex.quote(self._api.uri)} mlflow experiments restore -x {identifier}"
             raise TrackingError(
                 f"the experiment {name!r} of the MLflow store {self._api.uri} was deleted: '{restore}' restores it, "
@@ -387,20 +283,75 @@ class MlflowRuns:
             )
         return identifier
 
-    # --- sending --------------------------------------------------------------------------------------------------
+    # --- the parents of the runs of sweeps ----------------------------------------------------------------------------
+
+    def _sweep_parent(self, experiment: str, tracked: TrackedRun, origin: sending.Origin) -> str:
+        """The id of the parent of a run of a sweep, created if there is none.
+
+        Args:
+            experiment: The id of the experiment.
+            tracked: The run.
+            origin: Where it came from.
+        """
+        sweep = str(tracked.run.sweep)
+        if (experiment, sweep) not in self._sweep_parents:
+            parents = self._client.search_runs([experiment], f"tags.`{sending.SWEEP_TAG}` = '{sweep}'")
+            # More than one after a kill; the first one counts.
+            ordered = sorted(parents, key=lambda run: (run.data.tags.get(_CREATED_AT, ""), run.info.run_id))
+            present = [str(run.info.run_id) for run in ordered]
+            choices = Choices(self._root.mlflow_sweeps, self._api.uri, experiment, sweep)
+            parent, shown = self._newest_choice(choices, None, lambda _: None)
+            if shown is None:
+                created = present[0] if present else self._create_parent(experiment, tracked, origin)
+                parent = self._settle(choices, created, parent)
+            for other in present:
+                if other != parent:
+                    self._client.delete_run(other)
+            self._sweep_parents[experiment, sweep] = parent
+        return self._sweep_parents[experiment, sweep]
+
+    def _create_parent(self, experiment: str, tracked: TrackedRun, origin: sending.Origin) -> str:
+        run = tracked.run
+        tags = sending.lasting_tags(run, origin, tracked.plan.spec, "")
+        for name in (sending.RUN_TAG, "slurmtrain.plan_hash", "slurmtrain.sweep"):
+            tags.pop(name, None)
+        tags[sending.SWEEP_TAG] = str(run.sweep)
+        if origin.varies:
+            tags["slurmtrain.varies"] = ", ".join(origin.varies)
+        tags[_CREATED_AT] = f"{time.time():.6f}"
+        return self._create_named(experiment, run, tags, sending.sweep_name(run))
+
+    def _set_sweep_status(self, parent: str, run: Run) -> None:
+        """Set the status of the parent of a run, whose own is in MLflow already."""
+        info = self._client.get_run(parent).info
+
+        def has_children(*statuses: str) -> bool:
+            children = f"tags.`mlflow.parentRunId` = '{parent}'"
+            conditions = (f"{children} and attributes.status = '{status}'" for status in statuses)
+            return any(self._client.search_runs([info.experiment_id], each, max_results=1) for each in conditions)
+
+        if not run.ended or has_children("RUNNING", "SCHEDULED"):
+            if info.status != "RUNNING":
+                self._client.update_run(parent, status="RUNNING")
+            return
+        status = next((each for each in ("FAILED", "KILLED") if has_children(each)), "FINISHED")
+        ended = max(sending.milliseconds(run.ended_at or 0.0), info.end_time or 0)
+        self._client.set_terminated(parent, status, ended)
+
+    # --- sending ------------------------------------------------------------------------------------------------------
 
     def _log_params(self, mlflow_id: str, params: Mapping[str, Any], present: Collection[str] = ()) -> None:
         """Send the params of a plan, without ``present`` ones: MLflow never changes a param."""
 
-        def log(items: list[description.FlatParam]) -> None:
+        def log(items: list[sending.FlatParam]) -> None:
             self._client.log_batch(mlflow_id, params=[self._api.entities.Param(*item) for item in items])
 
-        sender: Sender[description.FlatParam] = Sender(
+        sender: Sender[sending.FlatParam] = Sender(
             log, self._api.failure, lambda: self._client.get_run(mlflow_id).data.params
         )
         flat = [
             param
-            for param in description.flat_params(params)
+            for param in sending.flat_params(params)
             if not {legal_name(param.name), flat_name(param.name)} & set(present)
         ]
         for start in range(0, len(flat), _PARAMS_A_CALL):
@@ -410,22 +361,10 @@ class MlflowRuns:
             for name, why in sender.refused.items()
         ]
 
-    def _set_tags(self, mlflow_id: str, tags: Mapping[str, str]) -> None:
-        entities = [self._api.entities.RunTag(legal_name(name), value[:_TAG_LENGTH]) for name, value in tags.items()]
-        for start in range(0, len(entities), _TAGS_A_CALL):
-            self._client.log_batch(mlflow_id, tags=entities[start : start + _TAGS_A_CALL])
-
-    def _log_queue_times(self, mlflow_id: str, run: Run) -> None:
-        times = [
-            MetricValue("slurmtrain/queue_s", each.seconds, description.milliseconds(each.at), each.attempt)
-            for each in description.queue_times(run)
-        ]
-        log_values(self._api, mlflow_id, times)
-
     def _set_status(self, mlflow_id: str, run: Run) -> None:
-        status = description.status_of(run)
+        status = sending.status_of(run)
         if run.ended and status is not None:
-            ended = description.milliseconds(run.ended_at) if run.ended_at is not None else None
+            ended = sending.milliseconds(run.ended_at) if run.ended_at is not None else None
             self._client.set_terminated(mlflow_id, status, ended)
         elif status is not None:
             self._client.update_run(mlflow_id, status=status)
@@ -436,14 +375,14 @@ def _stored_as(names: Iterable[str]) -> set[str]:
     return {stored for name in names for stored in (legal_name(name), flat_name(name))}
 
 
-def _origin(directory: RunDir) -> description.Origin:
+def _origin(directory: RunDir) -> sending.Origin:
     """Where a run came from, as far as its journal says so."""
     source = "journal/created.jsonl"
     created = next(iter(select(read_events(directory.path / source, source), RunCreated)), None)
     if created is None:
-        return description.Origin()
+        return sending.Origin()
     payload = created.payload
-    return description.Origin(payload.by or "", payload.spec_file or "", payload.varies)
+    return sending.Origin(payload.by or "", payload.spec_file or "", payload.varies)
 
 
 def _params_by_attempt(tracked: TrackedRun) -> Sequence[tuple[int, Mapping[str, str]]]:
@@ -455,8 +394,8 @@ def _params_by_attempt(tracked: TrackedRun) -> Sequence[tuple[int, Mapping[str, 
     for submission, number in sorted(first_of.items(), key=lambda item: item[1])[:-1]:
         plan = read_plan(tracked.directory.submission(submission).plan)
         if plan is not None:
-            history.append((number, dict(description.flat_params(plan.spec.params))))
-    return [*history, (len(tracked.run.attempts), dict(description.flat_params(tracked.plan.spec.params)))]
+            history.append((number, dict(sending.flat_params(plan.spec.params))))
+    return [*history, (len(tracked.run.attempts), dict(sending.flat_params(tracked.plan.spec.params)))]
 
 
 def _checkpoint_tags(tracked: TrackedRun) -> dict[str, str]:
@@ -464,7 +403,7 @@ def _checkpoint_tags(tracked: TrackedRun) -> dict[str, str]:
     run, best, directory = tracked.run, tracked.plan.spec.checkpoint.keep.best, tracked.directory
     chosen = {"newest": run.checkpoint}
     if best is not None:
-        chosen["best"] = description.best_checkpoint(run, best)
+        chosen["best"] = sending.best_checkpoint(run, best)
     tags: dict[str, str] = {}
     for name, checkpoint in chosen.items() if run.checkpoints else ():
         path, digest = "", ""
@@ -473,5 +412,5 @@ def _checkpoint_tags(tracked: TrackedRun) -> dict[str, str]:
             if checkpoint.published:
                 with contextlib.suppress(CheckpointError):
                     digest = str(read_manifest(directory.path / checkpoint.path).to_json()["xxh3_128"])
-        tags |= description.checkpoint_tags(name, checkpoint, path, digest)
+        tags |= sending.checkpoint_tags(name, checkpoint, path, digest)
     return tags

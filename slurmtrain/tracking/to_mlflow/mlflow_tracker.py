@@ -23,6 +23,12 @@ from slurmtrain.tracking.to_mlflow.mlflow_runs import ARTIFACTS, MlflowRuns
 from slurmtrain.tracking.to_mlflow.sending import Api, MetricLog, first_line, send_system_metrics
 from slurmtrain.tracking.tracker import Begun, NoAnswer, Start, TrackedPoint, TrackedRun, Tracker
 
+_QUIET = {
+    "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
 _ARTIFACTS_TAG = "slurmtrain.artifacts"
 _MOST_BYTES = 4 << 20
 # What tells versions of a model apart: the same weights in another format, or another module of the same checkpoint.
@@ -39,7 +45,9 @@ class MlflowTracker(Tracker):
         self.label = f"the MLflow store {self.uri}"
         self._run_id = self._mlflow_id = ""
         self._metrics: MetricLog | None = None
-        _quiet_environment()
+        # No telemetry, no printing, no waiting for minutes for a server that is down, unless the user says otherwise.
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
         import mlflow
         from mlflow import entities
         from mlflow.exceptions import MlflowException
@@ -86,7 +94,7 @@ class MlflowTracker(Tracker):
         with self._asking():
             shown = self._client.get_run(self._mlflow_id)
             send_system_metrics(self._api, shown, tracked.run, tracked.directory)
-            self._send_artifacts(shown, _files_of(tracked.run, tracked.directory))
+            self._send_artifacts(shown, _artifacts_of(tracked.run, tracked.directory))
             self._runs.describe(shown, tracked)
 
     def _send_artifacts(self, shown: Any, files: Mapping[str, bytes]) -> None:
@@ -179,7 +187,7 @@ def _registering(problem: str) -> Iterator[None]:
         raise TrackingError(f"{problem}: {first_line(error)}") from error
 
 
-def _files_of(run: Run, directory: RunDir) -> Mapping[str, bytes]:
+def _artifacts_of(run: Run, directory: RunDir) -> Mapping[str, bytes]:
     """The files of a run that are shown as artifacts, by their names in MLflow.
 
     They are small, and have no secrets: secrets were removed when the files were written.
@@ -212,14 +220,3 @@ def _is_no_answer(error: BaseException | None) -> bool:
         # MLflow does not name the cause of each.
         error = error.__cause__ or error.__context__
     return False
-
-
-def _quiet_environment() -> None:
-    """No telemetry, no printing, no waiting for minutes for a server that is down, unless the user says otherwise."""
-    for name, value in {
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-        "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
-        "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-    }.items():
-        os.environ.setdefault(name, value)

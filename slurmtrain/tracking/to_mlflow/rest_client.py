@@ -12,7 +12,6 @@ import configparser
 import contextlib
 import http.client
 import json
-import math
 import ssl
 import time
 import urllib.error
@@ -103,7 +102,7 @@ class RestClient:
 
     def get_run(self, run_id: str) -> Any:
         """A run, which may have been deleted."""
-        return _run(_part(self._get("runs/get", run_id=run_id), "run"))
+        return _run_of(_part(self._get("runs/get", run_id=run_id), "run"))
 
     def search_runs(
         self,
@@ -127,7 +126,7 @@ class RestClient:
             max_results=max_results,
             order_by=order_by,
         )
-        return [_run(run) for run in answer.get("runs", ())]
+        return [_run_of(run) for run in answer.get("runs", ())]
 
     def create_run(self, experiment_id: str, start_time: int | None, tags: Mapping[str, str], run_name: str) -> Any:
         """A new run called ``run_name`` in the experiment ``experiment_id``, with these ``tags``.
@@ -142,7 +141,7 @@ class RestClient:
             tags=[RunTag(*tag)._asdict() for tag in tags.items()],
             run_name=run_name,
         )
-        return _run(_part(created, "run"))
+        return _run_of(_part(created, "run"))
 
     def update_run(self, run_id: str, status: str) -> None:
         """Set the ``status`` of the run ``run_id``."""
@@ -164,10 +163,13 @@ class RestClient:
         self, run_id: str, metrics: Sequence[Metric] = (), params: Sequence[Param] = (), tags: Sequence[RunTag] = ()
     ) -> None:
         """Add ``metrics``, ``params`` and ``tags`` to the run ``run_id``."""
+        # JSON has no NaN; protobuf's reads it as text.
+        odd = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
+        sent = [{**metric._asdict(), "value": odd.get(str(metric.value), metric.value)} for metric in metrics]
         self._post(
             "runs/log-batch",
             run_id=run_id,
-            metrics=[{**metric._asdict(), "value": _plain(metric.value)} for metric in metrics] or None,
+            metrics=sent or None,
             params=[param._asdict() for param in params] or None,
             tags=[tag._asdict() for tag in tags] or None,
         )
@@ -191,8 +193,13 @@ class RestClient:
             with self._opener.open(request, timeout=self._timeout_s) as answer:
                 return json.loads(answer.read(_LONGEST_ANSWER))
         except urllib.error.HTTPError as error:
-            with error:
-                raise _described(error) from error
+            answered: object = None
+            with error, contextlib.suppress(OSError, ValueError, http.client.HTTPException):
+                answered = json.loads(error.read(_LONGEST_ANSWER))
+            # MLflow's own words, if it is MLflow that answers.
+            words = answered if isinstance(answered, dict) else {}
+            code, message = str(words.get("error_code") or ""), str(words.get("message") or error.reason)
+            raise RestError(f"{code or error.code}: {message}", error_code=code) from error
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = error.reason if isinstance(error, urllib.error.URLError) else error
             raise RestError(str(reason) or type(reason).__name__) from error
@@ -233,18 +240,7 @@ def _context(environ: Mapping[str, str]) -> ssl.SSLContext:
     return context
 
 
-def _described(error: urllib.error.HTTPError) -> RestError:
-    """MLflow's own words about an error, if it is MLflow that answers."""
-    answer: object = None
-    with contextlib.suppress(OSError, ValueError, http.client.HTTPException):
-        answer = json.loads(error.read(_LONGEST_ANSWER))
-    if not isinstance(answer, dict):
-        answer = {}
-    code, message = str(answer.get("error_code") or ""), str(answer.get("message") or error.reason)
-    return RestError(f"{code or error.code}: {message}", error_code=code)
-
-
-def _run(answer: Any) -> SimpleNamespace:
+def _run_of(answer: Any) -> SimpleNamespace:
     """A run in an answer."""
     info, data = _part(answer, "info"), answer.get("data", {})
     return SimpleNamespace(
@@ -265,13 +261,6 @@ def _part(answer: Any, name: str) -> Any:
     if not isinstance(answer, Mapping) or name not in answer:
         raise RestError(f"the answer is not MLflow's: it has no {name!r}")
     return answer[name]
-
-
-def _plain(value: float) -> float | str:
-    """A number as JSON for protobuf has it."""
-    if math.isfinite(value):
-        return value
-    return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
 
 
 def _now() -> int:

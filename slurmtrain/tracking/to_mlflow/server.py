@@ -87,8 +87,15 @@ def gate(listener: socket.socket, target: Path, *, only_own: bool) -> Iterator[N
         target: A socket in a directory that only this account can enter; it need not exist yet.
         only_own: Refuse connections that this account has not opened on this machine.
     """
+
+    def accept_all() -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                connection, _ = listener.accept()
+                threading.Thread(target=_pass_on, args=(connection, target, only_own), daemon=True).start()
+
     with listener:
-        threading.Thread(target=_accept_all, args=(listener, target, only_own), daemon=True).start()
+        threading.Thread(target=accept_all, daemon=True).start()
         try:
             yield
         finally:
@@ -97,16 +104,9 @@ def gate(listener: socket.socket, target: Path, *, only_own: bool) -> Iterator[N
                 listener.shutdown(socket.SHUT_RDWR)
 
 
-def _accept_all(listener: socket.socket, target: Path, only_own: bool) -> None:
-    with contextlib.suppress(OSError):
-        while True:
-            connection, _ = listener.accept()
-            threading.Thread(target=_serve, args=(connection, target, only_own), daemon=True).start()
-
-
-def _serve(connection: socket.socket, target: Path, only_own: bool) -> None:
+def _pass_on(connection: socket.socket, target: Path, only_own: bool) -> None:
     with contextlib.suppress(OSError), connection, socket.socket(socket.AF_UNIX) as server:
-        if only_own and not is_own(connection.getpeername()[:2], connection.getsockname()[:2], _lines()):
+        if only_own and not is_own(connection.getpeername()[:2], connection.getsockname()[:2], _connections()):
             connection.sendall(_REFUSAL)
             connection.shutdown(socket.SHUT_WR)
             # What is closed before it was read is reset, and the refusal may be lost.
@@ -114,13 +114,13 @@ def _serve(connection: socket.socket, target: Path, only_own: bool) -> None:
             connection.recv(_CHUNK)
             return
         server.connect(str(target))
-        answers = threading.Thread(target=_copy, args=(server, connection), daemon=True)
+        answers = threading.Thread(target=_copy_bytes, args=(server, connection), daemon=True)
         answers.start()
-        _copy(connection, server)
+        _copy_bytes(connection, server)
         answers.join()
 
 
-def _copy(source: socket.socket, target: socket.socket) -> None:
+def _copy_bytes(source: socket.socket, target: socket.socket) -> None:
     with contextlib.suppress(OSError):
         while chunk := source.recv(_CHUNK):
             target.sendall(chunk)
@@ -141,12 +141,13 @@ def is_own(peer: Endpoint, own: Endpoint, lines: Iterable[str]) -> bool:
         fields = line.split()
         if len(fields) < 10 or not (_has_port(fields[1], peer) and _has_port(fields[2], own)):
             continue
-        if (_address(fields[1]), _address(fields[2])) == (_plain(peer[0]), _plain(own[0])):
+        ends = _kernel_address(fields[1]), _kernel_address(fields[2])
+        if ends == (_plain_address(peer[0]), _plain_address(own[0])):
             return fields[3] == _ESTABLISHED and int(fields[7]) == os.geteuid() and fields[9] != _NO_INODE
     return False
 
 
-def _lines() -> Iterator[str]:
+def _connections() -> Iterator[str]:
     for table in _TABLES:
         # There is no such file where IPv6 is switched off.
         with contextlib.suppress(OSError):
@@ -157,15 +158,15 @@ def _has_port(field: str, endpoint: Endpoint) -> bool:
     return field.endswith(f":{endpoint[1]:04X}")
 
 
-def _address(field: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _kernel_address(field: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """The address in a field such as ``0100007F:1388``: words of four bytes, in the order of this machine."""
     words = bytes.fromhex(field.partition(":")[0])
     if sys.byteorder == "little":
         words = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-    return _plain(words)
+    return _plain_address(words)
 
 
-def _plain(address: str | bytes) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+def _plain_address(address: str | bytes) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
     """An address; of IPv4 if it is one of IPv4 on a socket for IPv6."""
     parsed = ipaddress.ip_address(address)
     return getattr(parsed, "ipv4_mapped", None) or parsed
@@ -228,9 +229,12 @@ class RunningServer:
     def becomes_ready(self) -> bool:
         """Wait until it answers; False if it ends instead, or takes too long."""
         until = time.monotonic() + _START_S
+        # Whatever proxy the environment names, it is not asked.
+        opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
         while not self.ended and time.monotonic() < until:
-            if _answers(self.uri):
-                return True
+            with contextlib.suppress(OSError), opener.open(f"{self.uri}/health", timeout=5) as answer:
+                if answer.status == 200:
+                    return True
             time.sleep(_POLL_S)
         return False
 
@@ -252,15 +256,24 @@ def serve(
         NotAvailable: No such store can be shown.
         TrackingError: The server does not start.
     """
-    _check_store(uri, root)
-    listener = _listen(host, port)
+    if uri.startswith(("databricks", "uc:")):
+        raise NotAvailable(f"the runs are in {uri}: open them there, a server on this machine cannot show them")
+    if uri == root.mlflow_uri and not has_record_locks(root.tracking_lock):
+        raise NotAvailable(
+            f"{root.mlflow_db} is on a file system without locks, where a server cannot read it while runs are "
+            "mirrored: copy it to a local disk, or set mlflow_uri in slurmtrain.yaml to a file elsewhere"
+        )
+    listener = _listen_on(host, port)
     number = int(listener.getsockname()[1])
     with contextlib.ExitStack() as stack:
         # MLflow asks nobody who they are. On this machine only the user of this process is served; who names another
         # address wants to serve others.
-        place = Path(stack.enter_context(_private_directory()), "server")
+        # The path of a socket has at most 107 bytes (unix(7)).
+        parent = None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST_PLACE else "/tmp"  # noqa: S108
+        folder = tempfile.TemporaryDirectory(prefix="slurmtrain-ui-", dir=parent, ignore_cleanup_errors=True)
+        place = Path(stack.enter_context(folder), "server")
         stack.enter_context(gate(listener, place, only_own=is_loopback(host)))
-        server = stack.enter_context(_start(uri, root, place, (host, number)))
+        server = stack.enter_context(_start_server(uri, root, place, (host, number)))
         if not server.becomes_ready():
             raise TrackingError(f"the MLflow server for {uri} does not start: {server.last_line}")
         if number != port:
@@ -275,26 +288,7 @@ def is_loopback(host: str) -> bool:
     return host == "localhost"
 
 
-def _private_directory() -> tempfile.TemporaryDirectory[str]:
-    """A directory that only this account can enter, for a socket."""
-    prefix = "slurmtrain-ui-"
-    # The path of a socket has at most 107 bytes (unix(7)).
-    place = None if len(os.fsencode(tempfile.gettempdir())) < _LONGEST_PLACE else "/tmp"  # noqa: S108
-    return tempfile.TemporaryDirectory(prefix=prefix, dir=place, ignore_cleanup_errors=True)
-
-
-def _check_store(uri: str, root: RunsRoot) -> None:
-    """Raise NotAvailable if a server cannot show this store."""
-    if uri.startswith(("databricks", "uc:")):
-        raise NotAvailable(f"the runs are in {uri}: open them there, a server on this machine cannot show them")
-    if uri == root.mlflow_uri and not has_record_locks(root.tracking_lock):
-        raise NotAvailable(
-            f"{root.mlflow_db} is on a file system without locks, where a server cannot read it while runs are "
-            "mirrored: copy it to a local disk, or set mlflow_uri in slurmtrain.yaml to a file elsewhere"
-        )
-
-
-def _listen(host: str, first: int) -> socket.socket:
+def _listen_on(host: str, first: int) -> socket.socket:
     """Listen on the first port from ``first`` on that is free, and that browsers open. Raises NotAvailable."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     for port in range(first, _LAST_PORT + 1):
@@ -313,7 +307,7 @@ def _listen(host: str, first: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def _start(uri: str, root: RunsRoot, place: Path, shown: tuple[str, int]) -> Iterator[RunningServer]:
+def _start_server(uri: str, root: RunsRoot, place: Path, shown: tuple[str, int]) -> Iterator[RunningServer]:
     """Start a server that listens at the path ``place``, and is ``shown`` at an address and a port."""
     environ = {name: value for name, value in os.environ.items() if not name.startswith(_OTHERS_SETTINGS)}
     environ |= {
@@ -336,11 +330,3 @@ def _start(uri: str, root: RunsRoot, place: Path, shown: tuple[str, int]) -> Ite
         ProcessGroup(command, environ=environ, cwd=root.path, output=output) as group,
     ):
         yield RunningServer(*shown, group, output)
-
-
-def _answers(uri: str) -> bool:
-    # Whatever proxy the environment names, it is not asked.
-    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-    with contextlib.suppress(OSError), opener.open(f"{uri}/health", timeout=5) as answer:
-        return bool(answer.status == 200)
-    return False

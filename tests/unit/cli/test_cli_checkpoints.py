@@ -16,8 +16,7 @@ from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from slurmtrain.cli import formatting
 from slurmtrain.cli.checkpoint_commands import checkpoints_command
 from slurmtrain.cli.describe import describe_interval
-from slurmtrain.cli.show_commands import show_command
-from slurmtrain.cli.status_commands import status_command
+from slurmtrain.cli.status_commands import show_command, status_command
 from slurmtrain.model.run.events.checkpoint_events import CheckpointFound
 from slurmtrain.model.run.layout import RunDir, RunsRoot, run_id
 from slurmtrain.specfile import load_spec

@@ -11,8 +11,7 @@ from click.testing import CliRunner, Result
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.show_commands import show_command
-from slurmtrain.cli.status_commands import status_command
+from slurmtrain.cli.status_commands import show_command, status_command
 from slurmtrain.cli.upkeep_commands import archive_command, note_command, tag_command
 from slurmtrain.errors import RunNotFound, RunUnreadable, UserError
 from slurmtrain.ops.registries import rebuild

@@ -14,7 +14,7 @@ from helpers.screens import screen
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
 from slurmtrain.cli.describe import describe_git_state
-from slurmtrain.cli.show_commands import _print_attempt
+from slurmtrain.cli.status_commands import _print_attempt
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.run.run import Attempt

@@ -15,7 +15,7 @@ from helpers.checkpoints import gone
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.show_commands import show_command
+from slurmtrain.cli.status_commands import show_command
 from slurmtrain.cli.upkeep_commands import clean_command
 from slurmtrain.model.experiment.code import CodeSnapshot, CodeSpec
 from slurmtrain.model.run.layout import RunDir

@@ -6,14 +6,14 @@ from typing import Any
 
 from helpers.simulated_run import SimulatedRun, make_test_plan
 
-from slurmtrain.cli.show_commands import print_run
+from slurmtrain.cli.status_commands import print_run
 from slurmtrain.model.run.lineage import AFTER, FORK, RERUN, Parent
 from slurmtrain.model.run.run import replace
 from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_details import show_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.tracking.to_mlflow.description import Origin, lasting_tags
+from slurmtrain.tracking.to_mlflow.sending import Origin, lasting_tags
 
 PARENT, CHILD, OTHER = "0123456780", "0123456781", "0123456782"
 

@@ -10,8 +10,8 @@ from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.model.experiment.checkpoint import BestSpec
 from slurmtrain.model.run.run import Checkpoint, Run
-from slurmtrain.tracking.to_mlflow import description
-from slurmtrain.tracking.to_mlflow.description import Origin
+from slurmtrain.tracking.to_mlflow import sending
+from slurmtrain.tracking.to_mlflow.sending import Origin
 
 
 def make_run(**fields: Any) -> Run:
@@ -28,8 +28,8 @@ def make_run(**fields: Any) -> Run:
 def test_a_run_of_a_sweep_is_named_for_what_varies_and_another_for_its_id() -> None:
     origin = Origin(varies={"params.lr": 0.1, "checkpoint.every": {"steps": 10}})
     spec = {"params": {"lr": 0.5}}
-    assert description.run_name(make_run(), origin, spec) == 'digits lr=0.5 checkpoint.every={"steps": 10}'
-    assert description.run_name(make_run(), Origin(), spec) == "digits-0123456789"
+    assert sending.run_name(make_run(), origin, spec) == 'digits lr=0.5 checkpoint.every={"steps": 10}'
+    assert sending.run_name(make_run(), Origin(), spec) == "digits-0123456789"
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,12 @@ def test_a_run_of_a_sweep_is_named_for_what_varies_and_another_for_its_id() -> N
     ],
 )
 def test_the_source_of_a_run_is_its_script_or_module_else_its_program(command: str, source: str) -> None:
-    assert description.source_of(command) == source
+    assert sending.source_of(command) == source
 
 
 def test_time_in_the_queue_adds_up_over_the_attempts() -> None:
     sim = SimulatedRun(executor="slurm").submitted().later(60).started().stopped().later(30).started(restart=1)
-    [first, second] = description.queue_times(sim.run)
+    [first, second] = sending.queue_times(sim.run)
     assert (first.attempt, second.attempt) == (1, 2)
     assert 60 < first.seconds < second.seconds < 120
 
@@ -58,11 +58,11 @@ def test_values_of_params_in_earlier_attempts_are_tags_where_they_were_new() -> 
         (4, {"lr": "0.2", "a": "1"}),
         (5, {"lr": "0.3", "a": "1"}),
     ]
-    assert description.former_params(history) == {
+    assert sending.former_params(history) == {
         "slurmtrain.attempt_1.params.lr": "0.1",
         "slurmtrain.attempt_4.params.lr": "0.2",
     }
-    assert description.former_params([]) == {}
+    assert sending.former_params([]) == {}
 
 
 def test_the_best_checkpoint_is_the_best_of_those_on_disk_by_the_metric_of_the_spec() -> None:
@@ -71,7 +71,7 @@ def test_the_best_checkpoint_is_the_best_of_those_on_disk_by_the_metric_of_the_s
 
     run = make_run(checkpoints=[saved(1, 0.1, 5.0), saved(2, 0.2), saved(3, 0.2), saved(4, math.nan), saved(5, 0.4)])
     for mode, step in (("min", 3), ("max", 5)):
-        best = description.best_checkpoint(run, BestSpec(metric="loss", mode=mode))
+        best = sending.best_checkpoint(run, BestSpec(metric="loss", mode=mode))
         assert best.step == step
-    assert description.best_checkpoint(run, None) is None
-    assert description.best_checkpoint(run, BestSpec(metric="accuracy")) is None
+    assert sending.best_checkpoint(run, None) is None
+    assert sending.best_checkpoint(run, BestSpec(metric="accuracy")) is None

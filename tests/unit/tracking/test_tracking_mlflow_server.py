@@ -98,7 +98,7 @@ def test_what_another_account_sends_reaches_nobody(tmp_path: Path, monkeypatch: 
 
 
 def test_a_port_that_browsers_refuse_is_passed_over() -> None:
-    with closing(server._listen("127.0.0.1", 6665)) as listener:
+    with closing(server._listen_on("127.0.0.1", 6665)) as listener:
         assert listener.getsockname()[1] > 6669
 
 

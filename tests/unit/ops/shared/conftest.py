@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.tracking import tracker_plugins
+from slurmtrain.tracking import tracker
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "trackers.md"
 
@@ -25,11 +25,11 @@ def install(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Callabl
         lines = [f"{name} = {value}" for name, value in trackers.items()]
         (information / "entry_points.txt").write_text("\n".join(["[slurmtrain.trackers]", *lines]))
         monkeypatch.syspath_prepend(information.parent)
-        tracker_plugins._declared.cache_clear()
+        tracker._installed.cache_clear()
         return information.parent
 
     yield call
-    tracker_plugins._declared.cache_clear()
+    tracker._installed.cache_clear()
 
 
 @pytest.fixture

@@ -14,7 +14,7 @@ from helpers.workspaces import make_workspace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.cli.show_commands import print_run
+from slurmtrain.cli.status_commands import print_run
 from slurmtrain.model.run.events.base import encode, layout
 from slurmtrain.model.run.journal_lines import payload_classes
 from slurmtrain.model.run.layout import RunDir, run_id

@@ -10,7 +10,7 @@ from helpers.fakeslurm import FakeScheduler
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.show_commands import print_run
+from slurmtrain.cli.status_commands import print_run
 from slurmtrain.model.environment import Package, Software
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.environments import newest_environment

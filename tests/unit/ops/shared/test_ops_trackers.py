@@ -23,8 +23,8 @@ from slurmtrain.ops.shared.run_details import show_json
 from slurmtrain.ops.shared.trackers import check_trackers, notes_on_trackers
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.csv import StepFile
 from slurmtrain.plugins.tensorboard import TensorboardTracker
-from slurmtrain.tracking.step_file import StepFile
 from slurmtrain.tracking.tracker import TrackedPoint
 
 SENT = MirrorOutcome(mirrored=[RUN_ID])
@@ -218,7 +218,7 @@ def test_wandb_gets_the_surviving_line_whether_or_not_it_was_synced_before_a_rol
 def test_an_unknown_tracker_is_an_error_before_anything_is_submitted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
-    monkeypatch.setattr("slurmtrain.tracking.tracker_plugins.tracker_names", lambda: ["comet", "csv"])
+    monkeypatch.setattr("slurmtrain.tracking.tracker.tracker_names", lambda: ["comet", "csv"])
     plan = build_run(workspace, tracking={"plugins": {name: {"project": "x"}}})._plan
     assert plan is not None
     with pytest.raises(UserError, match=message.replace("?", "[?]")):
@@ -254,7 +254,7 @@ def test_a_name_that_trackers_of_two_packages_have_is_refused_with_both(
 
 
 def test_a_missing_extra_is_named_with_what_installs_it(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurmtrain.tracking.tracker_plugins.find_spec", lambda name: None)
+    monkeypatch.setattr("slurmtrain.tracking.tracker.find_spec", lambda name: None)
     plan = build_run(workspace, tracking={"tensorboard": {"enabled": True}})._plan
     assert plan is not None
     with pytest.raises(UserError, match=r"tensorboard is not installed: pip install 'slurmtrain\[tensorboard\]'"):

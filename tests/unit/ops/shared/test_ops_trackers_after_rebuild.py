@@ -14,8 +14,7 @@ from helpers.rare import rare
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
-from slurmtrain.cli.show_commands import show_command
-from slurmtrain.cli.status_commands import status_command
+from slurmtrain.cli.status_commands import show_command, status_command
 from slurmtrain.model.run.layout import run_id
 from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.current_plan import run_settings

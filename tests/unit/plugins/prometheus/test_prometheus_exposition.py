@@ -17,13 +17,13 @@ import pytest
 from slurmtrain.errors import NotAvailable, PathError, SlurmDown, UserError
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.prometheus.collect import LABELS, Collection, Families
-from slurmtrain.plugins.prometheus.exposition import (
+from slurmtrain.plugins.prometheus.metrics_command import (
     LatestCollection,
     check_client,
     check_textfile,
+    exposition_text,
     read_dashboard,
     serving,
-    text_of,
     write_textfile,
 )
 
@@ -49,7 +49,7 @@ def test_the_text_is_what_prometheus_reads(workspace: Workspace) -> None:
 
 
 def test_labels_are_escaped() -> None:
-    [key] = parse(text_of(small_collection(), {"user": "ada"}))
+    [key] = parse(exposition_text(small_collection(), {"user": "ada"}))
     assert dict(key[1])["executor"] == 'odd "\n\\ text'
 
 

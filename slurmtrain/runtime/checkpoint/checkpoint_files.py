@@ -22,7 +22,6 @@ from typing import Any, Protocol
 
 from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
 from slurmtrain.model.experiment.checkpoint import KeepSpec
-from slurmtrain.model.run.checkpoints import Saved, disposable_steps
 from slurmtrain.model.run.layout import (
     MANIFEST,
     RunDir,
@@ -356,6 +355,9 @@ def disposable_checkpoints(checkpoints: Path, keep: KeepSpec) -> list[Disposable
     A checkpoint whose manifest cannot be read counts as having no metrics. Damaged checkpoints are kept until there is
     a newer checkpoint.
     """
+    # Late: agents look for checkpoints, but prune none, and these know events of commands.
+    from slurmtrain.model.run.checkpoints import Saved, disposable_steps
+
     paths = published(checkpoints)
     if not paths:
         return []

@@ -16,7 +16,7 @@ from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
 from slurmtrain.model.run.events.command_events import RunCreated, Submitted, Submitting
 from slurmtrain.model.run.events.rank_events import SessionStarted, TrainingStarted
 from slurmtrain.model.run.layout import RunDir, RunsRoot, run_id
-from slurmtrain.ops.shared.current_plan import run_settings
+from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.submit import load
 from slurmtrain.runtime.job.metrics import MetricsFile
 from slurmtrain.system.files import DIRECTORY_MODE

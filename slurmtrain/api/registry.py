@@ -168,8 +168,8 @@ class Registry:
             SlurmtrainError: Nothing was submitted.
         """
         from slurmtrain.ops.submit import load_all, merge_specs, submit_specs
+        from slurmtrain.ops.submit.chained_runs import start_overrides
         from slurmtrain.ops.submit.entrances import find_recent
-        from slurmtrain.ops.submit.start_points import start_overrides
 
         with calling(self._config) as call:
             sources = [spec] if isinstance(spec, str | os.PathLike | Mapping) else spec

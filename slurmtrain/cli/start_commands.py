@@ -106,14 +106,14 @@ def submit_command(
     Prints the ids of the runs and returns at once; the runs continue when the terminal closes. If something fails, the
     ids of the runs that exist all the same are printed.
     """
-    from slurmtrain.ops.submit import load_all, merge_specs, split_words, submit_specs
+    from slurmtrain.ops.submit import load_all, merge_specs, split_sources, submit_specs
+    from slurmtrain.ops.submit.chained_runs import start_overrides
     from slurmtrain.ops.submit.notes import preview
-    from slurmtrain.ops.submit.start_points import start_overrides
     from slurmtrain.ops.unmirrored import describe_next
 
     limits = {"parallel": parallel, "pack": pack}
     sweep = (*sweep, *(f"{key}={value}" for key, value in limits.items() if value is not None))
-    more, keys = split_words(overrides)
+    more, keys = split_sources(overrides)
     if start_from is not None:
         keys = [*keys, *start_overrides(start_from, weights_only=weights_only)]
     elif weights_only:

@@ -124,9 +124,9 @@ def cancel_command(
     """
     from slurmtrain.errors import UserError
     from slurmtrain.ops.cancel import cancel, find_runs
-    from slurmtrain.ops.shared.family import describe_blocked, open_dependents
     from slurmtrain.ops.shared.find import namesakes
     from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.shared.start_order import describe_blocked, open_dependents
 
     if names and all_runs:
         raise UserError("give either runs or --all, which cancels all of them")

@@ -26,7 +26,7 @@ from slurmtrain.ops.shared.start_order import dependents, end_blocked
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.lease import kill_leftovers
-from slurmtrain.slurm.jobs import second_job_name
+from slurmtrain.slurm.parse import second_job_name
 from slurmtrain.slurm.slurm_commands import is_installed
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.locks import locked, print_notice

@@ -89,8 +89,7 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     if executor == "local":
         outlooks = [local_outlook(_job_facts(workspace, plan, executor, None))]
         return DoctorReport(executor=executor, name=name, outlooks=outlooks, findings=findings)
-    from slurmtrain.slurm import site_limits
-    from slurmtrain.slurm.site import read_site
+    from slurmtrain.slurm.site import partition_names, read_site, rejection_reason
 
     # Only here: a local run needs no Slurm, and this asks it several questions.
     site = read_site(workspace.scheduler, user_name(os.getuid()))
@@ -98,11 +97,11 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
         findings += [SiteFinding("ok", "environment", note) for note in outer_variables.notes([plan])]
         plan = outer_variables.placed(plan)
     raw = workspace.scheduler.partitions()
-    if plan is not None and (why := site_limits.rejection_reason(plan, raw)) is not None:
+    if plan is not None and (why := rejection_reason(plan, raw)) is not None:
         findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))
     job = _job_facts(workspace, plan, executor, site)
     # sbatch accepts a list of partitions, and the job starts in the one that can run it first.
-    names = site_limits.partition_names(plan, raw).split(",") if plan is not None else _partitions_of_user(site)
+    names = partition_names(plan, raw).split(",") if plan is not None else _partitions_of_user(site)
     all_partitions = list(site.partitions.values())
     outlooks = [
         make_outlook(site.cluster, site.partitions[name], all_partitions, site.qos, job)
@@ -148,7 +147,7 @@ def _job_facts(workspace: Workspace, plan: Plan | None, executor: str, site: Sit
     qos = _default_qos(site, None)
     if plan is None:
         return JobFacts(watched=watched, qos=qos)
-    from slurmtrain.ops.shared.interruption_stats import outlook as past
+    from slurmtrain.ops.shared.next_attempts import outlook as past
 
     spec, resources = plan.spec, plan.spec.resources
     from slurmtrain.model.experiment.slurm_options import named_options

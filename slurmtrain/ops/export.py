@@ -10,7 +10,7 @@ from typing import Any
 
 from slurmtrain.errors import CheckpointError, PathError, UserError
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.current_plan import current_plan
+from slurmtrain.ops.shared.next_attempts import current_plan
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, choose_own, find_own
 from slurmtrain.ops.shared.trackers import MLFLOW, targets_of

@@ -79,7 +79,7 @@ def write_note(workspace: Workspace, name: str, text: str) -> str:
 
     Args:
         workspace: where the run is.
-        name: the run, as :func:`~slurmtrain.ops.shared.find.choose` takes it.
+        name: the run, as :func:`~slurmtrain.ops.shared.find.choose_run` takes it.
         text: the note; empty: none from now on.
 
     Raises:

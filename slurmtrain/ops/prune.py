@@ -17,12 +17,11 @@ from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
 from slurmtrain.model.run.events.command_events import JobObserved
 from slurmtrain.model.run.layout import MANIFEST, RunDir, checkpoint_name, checkpoint_step, staged_step
 from slurmtrain.model.run.run import PUBLISHED, Run
-from slurmtrain.ops.shared.current_plan import current_plan
-from slurmtrain.ops.shared.local_jobs import alive
+from slurmtrain.ops.shared.local_jobs import alive, checkpoints_on_disk
+from slurmtrain.ops.shared.next_attempts import current_plan
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.readable_checkpoints import refuse_external
 from slurmtrain.ops.shared.run_details import find_forks
-from slurmtrain.ops.shared.run_files import checkpoints_on_disk
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import checkpoint_files

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from slurmtrain.errors import NotAvailable
-from slurmtrain.local.local_launch import check
+from slurmtrain.local import check_here
 from slurmtrain.model.experiment.code import CodeSnapshot
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
@@ -99,7 +99,7 @@ def render(
             place = shlex.quote(str(plan.working_directory(run.code)))
             script = f"{setup}# {times}:\ncd {place}\n{shlex.join([program, *words[1:]])}\n"
             try:
-                check(plan)
+                check_here(plan)
             except NotAvailable as error:
                 notes.append(str(error))
         else:

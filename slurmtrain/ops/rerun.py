@@ -16,10 +16,10 @@ from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import RERUN, Parent, ids_by_name
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.current_plan import current_plan
-from slurmtrain.ops.shared.environments import submitted_software
 from slurmtrain.ops.shared.find import find_all, is_pattern
+from slurmtrain.ops.shared.next_attempts import current_plan
 from slurmtrain.ops.shared.observe import check_readable
+from slurmtrain.ops.shared.run_details import submitted_software
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import Submission, submit_spec, which_python
 from slurmtrain.ops.submit.code_snapshots import describe_git, describe_revision, with_code_of_now

@@ -34,10 +34,19 @@ from slurmtrain.model.run.events.command_events import CancelRequested
 from slurmtrain.model.run.layout import RunDir, checkpoint_step
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM
 from slurmtrain.model.run.run import Run, is_final
-from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan, last_fresh_start
 from slurmtrain.ops.shared.find import choose_all, find, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
-from slurmtrain.ops.shared.next_attempts import HeldRun, NewAttempt, SweepLimit, cancels, group_attempts, next_attempt
+from slurmtrain.ops.shared.next_attempts import (
+    HeldRun,
+    NewAttempt,
+    SweepLimit,
+    after_oom_overrides,
+    cancels,
+    current_plan,
+    group_attempts,
+    last_fresh_start,
+    next_attempt,
+)
 from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.start import check_executor, start
 from slurmtrain.ops.shared.start_order import claim_name, dependents, observe_upstreams, upstream_problem

@@ -18,14 +18,15 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import AFTER
 from slurmtrain.model.run.run import WAITING, Run, base, is_final
 from slurmtrain.ops.cancel import finish_cancel
-from slurmtrain.ops.shared.current_plan import after_oom_overrides, current_plan
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring import mirror_runs
 from slurmtrain.ops.shared.next_attempts import (
     HeldRun,
     NewAttempt,
     SweepLimit,
+    after_oom_overrides,
     cancels,
+    current_plan,
     group_attempts,
     is_needed_by_others,
     next_attempt,
@@ -36,7 +37,7 @@ from slurmtrain.ops.shared.start_order import BEGIN_TIME, end_blocked, move_late
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.process_limits import make_room
 from slurmtrain.runtime.job.lease import kill_leftovers, runs_with_processes
-from slurmtrain.slurm.jobs import second_jobs
+from slurmtrain.slurm.parse import second_jobs
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:

@@ -21,8 +21,8 @@ from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.run.run import ENDED
-from slurmtrain.ops.shared.family import open_upstreams
 from slurmtrain.ops.shared.interrupt import StopSignal
+from slurmtrain.ops.shared.start_order import open_upstreams
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.registry.rows import Listed

@@ -33,8 +33,7 @@ from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
 from slurmtrain.runtime.environment.variables import EXTENDS, scrubbed, take_variable
 from slurmtrain.runtime.job import lease
-from slurmtrain.slurm.jobs import second_job_name
-from slurmtrain.slurm.parse import read_job
+from slurmtrain.slurm.parse import read_job, second_job_name
 from slurmtrain.slurm.requeue import add_nodes, expanded, inherited_options
 from slurmtrain.slurm.slurm_commands import run_command
 from slurmtrain.system.files import make_directory, read_json, write_json

@@ -1,13 +1,17 @@
-"""Parsing the output of squeue, sacct and scontrol, and saying why a job is pending.
+"""Parsing the output of squeue, sacct and scontrol, why a job is pending, and the names and ids of jobs.
 
 Pure; text formats only, identical from 22.05 to 26.05.
+
+Names of jobs carry the id of their run, by which the job of a killed submission is found. A person's other jobs may
+carry it too, as ``eval-digits-<id>`` does: what is known of the name counts whole.
 """
 
 from __future__ import annotations
 
 import contextlib
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slurmtrain.model.run.run import base
@@ -54,10 +58,8 @@ _REASONS = {
     "NodeDown": "a node that it needs is down",
     "BadConstraints": "no node can satisfy its constraints; cancel it and ask for less",
     "PartitionDown": "its partition is down",
-    "PartitionInactive": "its partition is inactive",
     "PartitionNodeLimit": "it asks for more nodes than its partition allows; cancel it and ask for fewer",
     "PartitionTimeLimit": "its time limit is longer than its partition allows; cancel it and ask for less",
-    "PartitionConfig": "its partition does not allow what it asks for",
     "InvalidAccount": "its account is not valid",
     "InvalidQOS": "its QOS is not valid",
     "AssociationJobLimit": "its account runs as many jobs as it may",
@@ -68,12 +70,7 @@ _REASONS = {
     "QOSTimeLimit": "its QOS has used up its time",
     "Licenses": "a license that it needs is in use",
     "Reservation": "its reservation has not begun",
-    "Cleaning": "its last start is being cleaned up",
-    "Prolog": "the site's prolog is running",
-    "FrontEndDown": "no front end is up",
     "JobArrayTaskLimit": "its array runs as many tasks as it may",
-    "BurstBufferResources": "burst buffers are short",
-    "BurstBufferStageIn": "its burst buffer is being filled",
     "MaxMemPerLimit": "it asks for more memory than is allowed; cancel it and ask for less",
     "launch_failed_requeued_held": "it could not be launched and is held; 'scontrol release {job}' releases it",
     "job_requeued_in_held_state": "it was requeued and is held; 'scontrol release {job}' releases it",
@@ -150,15 +147,15 @@ def read_queue(text: str) -> dict[str, Job]:
             name=row["Name"],
             state=row["State"],
             reason="" if row["Reason"].lower() in _NULLS else row["Reason"],
-            restart=_number(row["RestartCnt"]),
+            restart=_whole_number(row["RestartCnt"]),
             starts_at=read_time(row["StartTime"]),
             ends_at=read_time(row["EndTime"]),
             time_limit_s=read_duration(row["TimeLimit"]),
             exit_code=code,
             signal=signal,
-            priority=_number(row["PriorityLong"]),
+            priority=_whole_number(row["PriorityLong"]),
         )
-    return {job_id: replace(job, nodes=_joined(nodes[job_id])) for job_id, job in jobs.items()}
+    return {job_id: replace(job, nodes=_joined_nodes(nodes[job_id])) for job_id, job in jobs.items()}
 
 
 def read_accounting(text: str) -> dict[str, list[Job]]:
@@ -181,13 +178,13 @@ def read_accounting(text: str) -> dict[str, list[Job]]:
         job_id, component = _component(job_id)
         job_id, _, elements = job_id.partition("_[")
         if not step:
-            start = replace(_start(job_id, row), elements=_indices(elements))
+            start = replace(_job_of_row(job_id, row), elements=_indices(elements))
             if not component:
                 starts.setdefault(job_id, []).append(start)
             elif starts.get(job_id):
                 # The rows of a start follow one another, the leader's first.
                 leader = starts[job_id][-1]
-                starts[job_id][-1] = replace(leader, nodes=_joined({0: leader.nodes, 1: start.nodes}))
+                starts[job_id][-1] = replace(leader, nodes=_joined_nodes({0: leader.nodes, 1: start.nodes}))
         elif base(row["State"]) == "OUT_OF_MEMORY" and starts.get(job_id):
             last = starts[job_id][-1]
             if base(last.state) in ("FAILED", "COMPLETED"):
@@ -248,10 +245,10 @@ def read_nodes(text: str) -> list[NodeInfo]:
                 name=name,
                 partition=partition,
                 state=state,
-                cpus=_number(cpus.rstrip("+")),
-                memory=_number(memory.rstrip("+")),
-                gpus=sum(count for _, count in _gpus(gres)),
-                gpus_of_types={kind: count for kind, count in _gpus(gres) if kind},
+                cpus=_whole_number(cpus.rstrip("+")),
+                memory=_whole_number(memory.rstrip("+")),
+                gpus=sum(count for _, count in _gpus_of_gres(gres)),
+                gpus_of_types={kind: count for kind, count in _gpus_of_gres(gres) if kind},
                 features=frozenset(() if features.lower() in _NULLS else features.split(",")),
             )
         )
@@ -273,7 +270,7 @@ def read_job(text: str) -> dict[str, str]:
     return fields
 
 
-def _gpus(gres: str) -> list[tuple[str, int]]:
+def _gpus_of_gres(gres: str) -> list[tuple[str, int]]:
     """Types and numbers of GPUs in generic resources such as ``gpu:a100:4(S:0-1),shard:8``; an empty type: any."""
     counts = re.findall(r"(?:^|,)gpu((?::[^,:()]+)*?):(\d+)(?=[,(]|$)", gres)
     return [(kind.lstrip(":"), int(count)) for kind, count in counts]
@@ -284,13 +281,13 @@ def count_of(tres: str, name: str) -> int | None:
     for part in tres.split(","):
         key, _, value = part.partition("=")
         if key == name:
-            return _number(value)
+            return _whole_number(value)
     return None
 
 
-def _start(job_id: str, row: Mapping[str, str]) -> Job:
+def _job_of_row(job_id: str, row: Mapping[str, str]) -> Job:
     code, signal = _exit_code(row["ExitCode"])
-    minutes = _number(row["TimelimitRaw"])
+    minutes = _whole_number(row["TimelimitRaw"])
     return Job(
         id=job_id,
         name=row["JobName"],
@@ -311,7 +308,7 @@ def _component(job_id: str) -> tuple[str, int]:
     return leader, int(number) if number.isdecimal() else 0
 
 
-def _joined(nodes: Mapping[int, str]) -> str:
+def _joined_nodes(nodes: Mapping[int, str]) -> str:
     """Slurm's lists of the nodes of all components, by their numbers, as one."""
     return ",".join(nodes[number] for number in sorted(nodes) if nodes[number])
 
@@ -328,13 +325,13 @@ def _indices(text: str) -> tuple[range, ...]:
 def _exit_code(text: str) -> tuple[int | None, int | None]:
     """``1:0`` is exit code 1, ``0:9`` signal 9; squeue of 22.05 prints the status of wait(2), a plain number."""
     code, colon, signal = text.partition(":")
-    status = _number(text)
+    status = _whole_number(text)
     if not colon and status is not None:
         return status >> 8, status & 0x7F or None
-    return _number(code), _number(signal) or None
+    return _whole_number(code), _whole_number(signal) or None
 
 
-def _number(text: str) -> int | None:
+def _whole_number(text: str) -> int | None:
     with contextlib.suppress(ValueError):
         return int(text)
     return None
@@ -391,3 +388,111 @@ def describe_reason(code: str, job_id: str) -> str:
     if text is None:
         return f"Slurm says {code.strip('()')}" if bare else _REASONS["None"]
     return f"{text.format(job=job_id)} ({bare})"
+
+
+# --- names and ids of jobs -------------------------------------------------------------------------------------------
+
+# More elements of one array than this are named by the array itself: an option has its limits.
+_MOST_ELEMENTS = 32
+# The end of the names of second jobs, which wait for more nodes of a run (plugins/growth). They do not end with its id,
+# unlike the names of its own jobs, so that none is ever taken for the job of a run.
+_SECOND = "-more"
+
+
+def job_name(name: str, identifier: str) -> str:
+    """The name of the jobs of a run, or of a job array.
+
+    Args:
+        name: the spec's name.
+        identifier: the id of the run, or of the array.
+    """
+    return f"{name}-{identifier}"
+
+
+def is_named_after(job: Job, run_id: str, name: str) -> bool:
+    """Whether a job has the name of a run's jobs.
+
+    Args:
+        job: the job.
+        run_id: the run.
+        name: the run's; empty: it is unknown, and the job's name ends with the id.
+    """
+    return job.name == job_name(name, run_id) if name else job.name.endswith(f"-{run_id}")
+
+
+def find_unclaimed_job(jobs: Mapping[str, Job], run_id: str, name: str, claimed: Collection[str]) -> str | None:
+    """The id of a job that has the name of a run's jobs, and belongs to no known submission.
+
+    Args:
+        jobs: the jobs to search, by id.
+        run_id: the run.
+        name: its name.
+        claimed: ids of jobs that belong to the run's submissions.
+    """
+    unclaimed = (job.id for job in jobs.values() if is_named_after(job, run_id, name) and job.id not in claimed)
+    return next(unclaimed, None)
+
+
+def job_arrays(jobs: Mapping[str, Job]) -> dict[str, str]:
+    """The ids of job arrays by the last word of their names, which in slurmtrain's arrays is an id of its own.
+
+    Args:
+        jobs: jobs, by id; elements that ended before they began share one, with the array's id.
+    """
+    arrays: dict[str, str] = {}
+    for job in jobs.values():
+        word, array = job.name.rpartition("-")[2], job.id.partition("_")[0]
+        # Whatever else has this id in its name was submitted later: nobody knew it before.
+        arrays[word] = min(arrays.get(word, array), array, key=lambda job_id: (len(job_id), job_id))
+    return arrays
+
+
+def second_job_name(name: str, run_id: str) -> str:
+    """The name of the second jobs of a run with this ``name`` and id."""
+    return f"{job_name(name, run_id)}{_SECOND}"
+
+
+def second_jobs(jobs: Collection[Job], name: str = "") -> dict[str, list[Job]]:
+    """The second jobs among ``jobs``, by the ids of the runs that they are for.
+
+    Args:
+        jobs: a person's jobs.
+        name: the run's name, if there is only one; empty: any run's.
+    """
+    result: dict[str, list[Job]] = {}
+    for job in jobs:
+        first, _, run_id = job.name.removesuffix(_SECOND).rpartition("-")
+        if job.name.endswith(_SECOND) and name in ("", first):
+            result.setdefault(run_id, []).append(job)
+    return result
+
+
+def describe_after(job_ids: Sequence[str]) -> str:
+    """The dependency on the end of all of these jobs, however they end; empty without any.
+
+    Not ``afterok``: it is never satisfied once a job has failed, also if its run goes on in another job, and it is
+    satisfied by any job that Slurm has forgotten (seen on 22.05). A requeue, also of one element of an array, ends no
+    job (seen on 22.05).
+    """
+    counts = Counter(job_id.partition("_")[0] for job_id in job_ids)
+    named = [array if counts[array := job_id.partition("_")[0]] > _MOST_ELEMENTS else job_id for job_id in job_ids]
+    return ":".join(["afterany", *dict.fromkeys(named)]) if named else ""
+
+
+def join_elements(job_ids: Iterable[str]) -> list[str]:
+    """The same jobs as arguments of Slurm's commands: several elements of an array are one, ``7_[0-3,5]``."""
+    arrays: dict[str, list[int]] = {}
+    for job_id in job_ids:
+        array, _, index = job_id.partition("_")
+        arrays.setdefault(array, []).extend([int(index)] if index.isdecimal() else [])
+    joined = []
+    for array, indices in arrays.items():
+        present = set(indices)
+        starts = sorted(index for index in present if index - 1 not in present)
+        ends = sorted(index for index in present if index + 1 not in present)
+        ranges = [str(a) if a == b else f"{a}-{b}" for a, b in zip(starts, ends, strict=True)]
+        if len(present) > 1:
+            joined.append(f"{array}_[{','.join(ranges)}]")
+        else:
+            joined.append("_".join([array, *ranges]))
+    return joined

@@ -29,7 +29,7 @@ from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
 from slurmtrain.runtime.environment.ranks import load_profile
 from slurmtrain.runtime.setup.setup_script import setup_values, shell_templates
 from slurmtrain.runtime.task import task_command
-from slurmtrain.slurm.jobs import describe_after, job_name
+from slurmtrain.slurm.parse import describe_after, job_name
 from slurmtrain.system.interpreter import own_python
 
 # Seconds before the time limit at which Slurm sends SIGUSR2 to the job's steps; it may come up to 60 s earlier
@@ -130,8 +130,8 @@ def _script(plan: Plan, place: SubmissionDir | ArrayDir, options: dict[str, Any]
         shell_templates()
         .get_template("batch.sh.j2")
         .render(
-            options=_lines(options),
-            components=[_lines(_component_options(part, number, owner.id)) for number, part in others],
+            options=_sbatch_lines(options),
+            components=[_sbatch_lines(_component_options(part, number, owner.id)) for number, part in others],
             array=array,
             run=owner,
             pack=pack,
@@ -221,7 +221,7 @@ def _resource_options(plan: Plan, pack: Pack | None = None) -> dict[str, Any]:
     }
 
 
-def _lines(options: dict[str, Any]) -> list[str]:
+def _sbatch_lines(options: dict[str, Any]) -> list[str]:
     """Options as lines of ``#SBATCH`` hold them: a backslash is an escape there, also in quotes (Slurm's opt.c)."""
     return [
         f"--{name}" if value is True else f"--{name}={shlex.quote(str(value).replace(_ESCAPE, _ESCAPE * 2))}"

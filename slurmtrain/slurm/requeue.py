@@ -20,9 +20,8 @@ from slurmtrain.errors import SlurmDown
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.job import lease
-from slurmtrain.slurm.jobs import describe_after
-from slurmtrain.slurm.parse import HELD_BY_USER, NODE_FORMAT, read_job, read_nodes
-from slurmtrain.slurm.site_limits import describe_too_few
+from slurmtrain.slurm.parse import HELD_BY_USER, NODE_FORMAT, describe_after, read_job, read_nodes
+from slurmtrain.slurm.site import describe_too_few
 from slurmtrain.slurm.slurm_commands import is_installed, run_command
 from slurmtrain.system.files import write_json
 from slurmtrain.system.process import block_signals
@@ -45,7 +44,7 @@ class SlurmQueue:
     def record(self, job_id: str) -> Mapping[str, str]:
         """What Slurm knows about the job, field by field. Raises SlurmDown."""
         with block_signals(_DISTURBING):
-            return read_job(_ask("scontrol", "show", "job", job_id))
+            return read_job(_ask_soon("scontrol", "show", "job", job_id))
 
     def exclusion_problem(self, job_id: str, without: Sequence[str]) -> str | None:
         """Why the job ``job_id`` could not restart without the nodes ``without``; None if it could, or if unknown."""
@@ -53,7 +52,17 @@ class SlurmQueue:
             job = read_job(run_command("scontrol", "show", "job", job_id))
             if "0" in (job.get("Requeue"), job.get("BatchFlag")):
                 return f"its job may not be requeued (Requeue={job.get('Requeue')})"
-            why = _refusal(job_id, job, add_nodes(job.get("ExcNodeList", ""), without), without)
+            excluded = add_nodes(job.get("ExcNodeList", ""), without)
+            script = run_command("scontrol", "write", "batch_script", job_id, "-")
+            options = inherited_options(job, script)
+            try:
+                # Slurm tries it with the job's own script.
+                run_command("sbatch", "--test-only", f"--exclude={excluded}", *options, stdin=script)
+                return None
+            except SlurmDown as error:
+                message = str(error).removeprefix("sbatch: ")
+            impossible = any(words in message.lower() for words in _IMPOSSIBLE)
+            why = _missing_nodes(job, excluded, without) or (f"Slurm says: {message}" if impossible else None)
         except SlurmDown:
             return None
         return f"{', '.join(without)} cannot be left out: {why}" if why else None
@@ -71,9 +80,9 @@ class SlurmQueue:
         with block_signals(_DISTURBING):
             excluded = ""
             if without:
-                job = read_job(_ask("scontrol", "show", "job", job_id))
+                job = read_job(_ask_soon("scontrol", "show", "job", job_id))
                 excluded = add_nodes(job.get("ExcNodeList", ""), without)
-            _ask("scontrol", "requeue", "incomplete", job_id)
+            _ask_soon("scontrol", "requeue", "incomplete", job_id)
             if delay_s > 0:
                 # A job that restarts without the delay is no reason to fail.
                 with contextlib.suppress(SlurmDown):
@@ -83,8 +92,9 @@ class SlurmQueue:
             try:
                 _update(job_id, f"ExcNodeList={excluded}")
             except SlurmDown:
+                # It would start on the same nodes: a person, or the next command, releases it.
                 with contextlib.suppress(SlurmDown):
-                    _ask("scontrol", "hold", job_id)
+                    _ask_soon("scontrol", "hold", job_id)
                 raise
 
     def put_back(self, job_id: str, after: Sequence[str], delay_s: float, intent: Path) -> None:
@@ -97,7 +107,12 @@ class SlurmQueue:
             write_json(intent, {"requeue": job_id})
             return
         with block_signals(_DISTURBING):
-            queued = _queued_of(after)
+            queued: list[str] = []
+            with contextlib.suppress(SlurmDown):
+                # The leader of a heterogeneous job is listed as 7+0.
+                listed = _ask_soon("squeue", "--me", "--noheader", "--array", "--format=%i").split() if after else []
+                present = {each.removesuffix("+0") for each in listed}
+                queued = [each for each in after if each in present]
             is_forbidden = _requeue_always(job_id)
             # Without this, the job starts too early once more, which costs some seconds.
             with contextlib.suppress(SlurmDown):
@@ -114,7 +129,7 @@ class SlurmQueue:
         """
         with block_signals(_DISTURBING):
             try:
-                _ask("scontrol", "update", f"JobId={job_id}", "Requeue=0")
+                _ask_soon("scontrol", "update", f"JobId={job_id}", "Requeue=0")
             except SlurmDown:
                 write_json(intent, {"forbid_requeue": job_id})
 
@@ -175,27 +190,15 @@ class PackQueue:
         self.requeue_job(job_id, (), delay_s, intent)
 
 
-def _queued_of(job_ids: Sequence[str]) -> list[str]:
-    """The jobs of this user among these that are in the queue, or run; none if Slurm does not answer."""
-    if not job_ids:
-        return []
-    with contextlib.suppress(SlurmDown):
-        # The leader of a heterogeneous job is listed as 7+0.
-        listed = _ask("squeue", "--me", "--noheader", "--array", "--format=%i").split()
-        queued = {job_id.removesuffix("+0") for job_id in listed}
-        return [job_id for job_id in job_ids if job_id in queued]
-    return []
-
-
 def _requeue_always(job_id: str) -> bool:
     """Requeue a job; returns whether it may not be requeued, which has to be said again then. Raises SlurmDown."""
     try:
-        _ask("scontrol", "requeue", "incomplete", job_id)
+        _ask_soon("scontrol", "requeue", "incomplete", job_id)
     except SlurmDown:
-        if read_job(_ask("scontrol", "show", "job", job_id)).get("Requeue") != "0":
+        if read_job(_ask_soon("scontrol", "show", "job", job_id)).get("Requeue") != "0":
             raise
-        _ask("scontrol", "update", f"JobId={job_id}", "Requeue=1")
-        _ask("scontrol", "requeue", "incomplete", job_id)
+        _ask_soon("scontrol", "update", f"JobId={job_id}", "Requeue=1")
+        _ask_soon("scontrol", "requeue", "incomplete", job_id)
         return True
     return False
 
@@ -234,13 +237,13 @@ def _update(job_id: str, setting: str) -> None:
     command = ("scontrol", "update", f"JobId={job_id}", setting)
     for pause in _PAUSES_S:
         with contextlib.suppress(SlurmDown):
-            _ask(*command)
+            _ask_soon(*command)
             return
         time.sleep(pause)
-    _ask(*command)
+    _ask_soon(*command)
 
 
-def _ask(*command: str) -> str:
+def _ask_soon(*command: str) -> str:
     return run_command(*command, timeout_s=_PATIENCE_S)
 
 
@@ -257,18 +260,6 @@ def add_nodes(before: str, more: Sequence[str]) -> str:
         return compress_hostlist({*expand_hostlist(before), *more})
     except ValueError:
         return ",".join([before, *more])
-
-
-def _refusal(job_id: str, job: Mapping[str, str], excluded: str, without: Sequence[str]) -> str | None:
-    """Why Slurm would refuse the job without these nodes: sbatch --test-only tries it with the job's own script."""
-    script = run_command("scontrol", "write", "batch_script", job_id, "-")
-    try:
-        run_command("sbatch", "--test-only", f"--exclude={excluded}", *inherited_options(job, script), stdin=script)
-    except SlurmDown as error:
-        message = str(error).removeprefix("sbatch: ")
-        impossible = any(words in message.lower() for words in _IMPOSSIBLE)
-        return _missing_nodes(job, excluded, without) or (f"Slurm says: {message}" if impossible else None)
-    return None
 
 
 def inherited_options(job: Mapping[str, str], script: str) -> list[str]:

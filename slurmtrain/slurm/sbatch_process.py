@@ -46,7 +46,7 @@ class _Executor(submitit.SlurmExecutor):  # type: ignore[misc]
         return list(super()._make_submission_command(submission_file_path))
 
 
-def main() -> None:
+def call_sbatch() -> None:
     """Submit the job that standard input describes, and print the outcome."""
     # submitit warns about its own defaults; sbatch's messages are in its exceptions.
     logging.getLogger("submitit").setLevel(logging.ERROR)
@@ -57,24 +57,21 @@ def main() -> None:
         executor = _Executor(Path(sys.argv[1]), request["script"])
         job = executor.submit(getattr(task, request["task"]), request["argument"])
     except Exception as error:  # noqa: BLE001 (whatever it is, the command must know whether there may be a job)
-        failure = _failure(error, has_called=executor is not None and executor.has_called)
+        # There is no sbatch, or the system has no room for it or its arguments.
+        is_of_exec = isinstance(error, OSError) and (
+            error.filename == "sbatch" or error.errno in (errno.EAGAIN, errno.ENOMEM)
+        )
+        # sbatch may have accepted the job before any error but its own, and if it was killed (negative code).
+        cause = error.__cause__ if isinstance(error, FailedJobError) else None
+        failure = "unsure"
+        if executor is None or not executor.has_called or is_of_exec:
+            failure = "failed"
+        elif isinstance(cause, subprocess.CalledProcessError) and cause.returncode > 0:
+            failure = "refused"
         print(json.dumps({"failure": failure, "problem": str(error) or repr(error)}), flush=True)
         sys.exit(1)
     print(json.dumps({"job_id": job.job_id}), flush=True)
 
 
-def _failure(error: Exception, *, has_called: bool) -> str:
-    """The failure that this error is. ``has_called``: whether sbatch may have been started."""
-    # There is no sbatch, or the system has no room for it or its arguments.
-    is_of_exec = isinstance(error, OSError) and (
-        error.filename == "sbatch" or error.errno in (errno.EAGAIN, errno.ENOMEM)
-    )
-    if not has_called or is_of_exec:
-        return "failed"
-    # sbatch may have accepted the job before any error but its own. If it was killed (negative code), it may have, too.
-    cause = error.__cause__ if isinstance(error, FailedJobError) else None
-    return "refused" if isinstance(cause, subprocess.CalledProcessError) and cause.returncode > 0 else "unsure"
-
-
 if __name__ == "__main__":
-    main()
+    call_sbatch()

@@ -1,4 +1,7 @@
-"""What Slurm knows about this user's jobs: at most one squeue and one sacct call for any command."""
+"""What Slurm knows about this user's jobs, with at most one squeue and one sacct call for any command, and what is new.
+
+What its answers add to what is known of a run is pure, so that tests can try every order of answers.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +9,20 @@ import contextlib
 import math
 import os
 import time
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
-from slurmtrain.slurm.jobs import join_elements
+from slurmtrain.model.run.run import ABSENT, GONE, base, is_final
 from slurmtrain.slurm.parse import (
     ACCOUNTING_FIELDS,
     NODE_FORMAT,
     Job,
     NodeInfo,
+    join_elements,
     queue_format,
     read_accounting,
     read_nodes,
@@ -26,6 +31,10 @@ from slurmtrain.slurm.parse import (
 )
 from slurmtrain.slurm.slurm_commands import run_command
 from slurmtrain.system.files import read_json, write_json
+
+if TYPE_CHECKING:
+    from slurmtrain.model.run.events.command_events import JobObserved
+    from slurmtrain.model.run.run import Attempt, Run
 
 # Beyond this many ids, all of the user's jobs since the oldest one are queried: the list would be too long.
 _MAX_IDS = 1000
@@ -137,7 +146,10 @@ class Scheduler:
             except SlurmDown as error:
                 self._queue = Queue(problem=str(error), at=now)
                 return self._queue
-            self._write_cache(asked_at, text)
+            # This user may only read these runs.
+            with contextlib.suppress(OSError):
+                if self._cache is not None:
+                    write_json(self._cache, {"at": asked_at, "squeue": text})
         self._queue = Queue(read_queue(text), at=asked_at)
         self.answered_at = asked_at
         return self._queue
@@ -156,6 +168,7 @@ class Scheduler:
         subjects = frozenset(job_ids) | ({"*"} if by_name else set())
         if self._accounting is not None:
             answered, answer = self._accounting
+            # A command that looks once asks once, also if it comes to more jobs later.
             if now - answer.at < self._max_age_s and (subjects <= answered or self._cache is None):
                 return answer
         # In this machine's time zone, which sacct assumes too (sacct(1), --starttime).
@@ -279,8 +292,141 @@ class Scheduler:
             return (at, text) if at >= self._changed_at else (0.0, None)
         return 0.0, None
 
-    def _write_cache(self, at: float, text: str) -> None:
-        if self._cache is None:
-            return
-        with contextlib.suppress(OSError):  # this user may only read these runs
-            write_json(self._cache, {"at": at, "squeue": text})
+
+# --- what answers add to what is known of a run ----------------------------------------------------------------------
+
+# How long a job may be missing from both squeue and sacct before it is given up: sacct lags behind, and slurmdbd and
+# slurmctld may be restarting.
+GIVEN_UP_S = 300.0
+
+
+def may_change(run: Run) -> bool:
+    """Whether an answer from Slurm about any start of the run's newest job could still change anything."""
+    newest = run.newest
+    return newest is not None and any(
+        not attempt.settled for attempt in run.attempts if attempt.job_id == newest.job_id
+    )
+
+
+def needs_accounting(run: Run, queue: Queue) -> bool:
+    """Whether squeue's answer leaves a question open that sacct may answer."""
+    newest = run.newest
+    if newest is None or not newest.job_id:
+        return newest is not None
+    if not queue.answered:
+        return False
+    job = queue.job(newest.job_id)
+    # squeue reports FAILED also if sacct knows more, for example that a step ran out of memory.
+    if job is None or base(job.state) == "FAILED":
+        return True
+    earlier = [a for a in run.attempts if a.job_id == newest.job_id and a.restart < (job.restart or 0)]
+    return any(not attempt.confirmed for attempt in earlier)
+
+
+def new_observations(run: Run, queue: Queue, accounting: Accounting | None, now: float) -> list[JobObserved]:
+    """What these answers add, as events; none for facts that are known already.
+
+    Args:
+        run: the run as known so far; only its newest job is considered.
+        queue: squeue's answer.
+        accounting: sacct's answer; None if it was not queried.
+        now: seconds since 1970, to determine how long the job has been unknown to Slurm.
+    """
+    newest = run.newest
+    if newest is None or not newest.job_id:
+        return []
+    attempts = {attempt.restart: attempt for attempt in run.attempts if attempt.job_id == newest.job_id}
+    starts = accounting.starts_of(newest.job_id) if accounting is not None else []
+    # A row for several elements has not begun.
+    never_began = not newest.hosts and not newest.restart and all(start.elements for start in starts)
+    job = queue.job(newest.job_id) if queue.answered else None
+    if job is None and queue.answered and never_began and accounting is not None and accounting.answered:
+        # The row of the elements that ended before they began.
+        job = queue.array_of(newest.job_id)
+    observations = _observe_ended(newest.job_id, attempts, starts, job)
+    reported = {observation.restart for observation in observations}
+    if job is not None:
+        observations += _observe_queued(attempts, job, newest, reported)
+    elif newest.restart in reported or newest.settled or not newest.handed_over:
+        pass
+    elif queue.answered and accounting is not None and accounting.answered:
+        # Both have answered, and neither knows it or its end. Answers from before its submission say nothing.
+        if min(queue.at, accounting.at) <= (newest.submitted_at or 0.0):
+            return observations
+        # An element of an array that was cancelled before it began: nothing is left of it if other elements have not
+        # begun either, as Slurm takes it out of their common row, in accounting some time later (seen on 22.05, 24.11).
+        is_cancelled = never_began and accounting.knows_array_of(newest.job_id)
+        observations += _observe_absence(newest, now, is_cancelled=is_cancelled)
+    return observations
+
+
+def _observe_ended(
+    job_id: str, attempts: Mapping[int, Attempt], starts: Sequence[Job], job: Job | None
+) -> list[JobObserved]:
+    """What sacct says about finished starts: it has a row for each start, the first one first."""
+    # A job that has lost a node and continues without it has a row for each of its sizes (sacct(1), RESIZING).
+    starts = [start for start in starts if base(start.state) != "RESIZING"]
+    live = job.restart if job is not None and not is_final(job.state) else None
+    return [
+        _observed(start, job_id, restart, "sacct")
+        for restart, start in enumerate(starts)
+        if is_final(start.state) and restart != live and _adds_anything(start.state, attempts.get(restart))
+    ]
+
+
+def _adds_anything(state: str, attempt: Attempt | None) -> bool:
+    """Whether a final state of a start adds anything to what is known about it."""
+    if attempt is None or not attempt.confirmed:
+        return True
+    # The requeue itself follows from the job's next start, which Slurm reports too.
+    return not attempt.settled and base(state) != "REQUEUED"
+
+
+def _observe_queued(
+    attempts: Mapping[int, Attempt], job: Job, newest: Attempt, reported: set[int]
+) -> list[JobObserved]:
+    """What squeue says about the job's newest start, unless sacct has ``reported`` its end."""
+    restart = newest.restart if job.restart is None else job.restart
+    attempt = attempts.get(restart)
+    if is_final(job.state):
+        if restart in reported or not _adds_anything(job.state, attempt):
+            return []
+        return [_observed(job, newest.job_id, restart, "squeue")]
+    # While a job is pending or running, only its existence is journaled, once: the rest is queried anew each time.
+    reappeared = attempt is not None and attempt.absent_since is not None and not attempt.settled
+    if attempt is None or reappeared or not attempt.handed_over:
+        return [_observed(job, newest.job_id, restart, "squeue")]
+    return []
+
+
+def _observe_absence(newest: Attempt, now: float, *, is_cancelled: bool) -> list[JobObserved]:
+    # Imported here: creating the event classes takes longer than a query that finds nothing new.
+    from slurmtrain.model.run.events.command_events import JobObserved
+
+    absent = JobObserved(job_id=newest.job_id, restart=newest.restart, source="squeue, sacct", state=ABSENT)
+    if newest.absent_since is None:
+        return [absent]
+    if now - newest.absent_since < GIVEN_UP_S:
+        return []
+    if is_cancelled:
+        return [replace(absent, state="CANCELLED")]
+    reason = "Slurm knows nothing of its job any more, and it did not say its end"
+    return [replace(absent, state=GONE, reason=reason)]
+
+
+def _observed(job: Job, job_id: str, restart: int, source: str) -> JobObserved:
+    from slurmtrain.model.run.events.command_events import JobObserved
+
+    ended = is_final(job.state)
+    return JobObserved(
+        job_id=job_id,
+        restart=restart,
+        source=source,
+        state=job.state,
+        nodes=job.nodes,
+        started_at=job.starts_at if ended else None,
+        ended_at=job.ends_at if ended else None,
+        time_limit_s=job.time_limit_s,
+        exit_code=job.exit_code,
+        signal=job.signal,
+    )

@@ -17,7 +17,7 @@ from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
 from slurmtrain.slurm.outer_variables import counting_variables, environment_of_job, of_sbatch, placed
 from slurmtrain.slurm.request import Request
 from slurmtrain.slurm.scheduler import Scheduler
-from slurmtrain.slurm.site_limits import Partitions, excess_of_pack, rejection_reason
+from slurmtrain.slurm.site import excess_of_pack, rejection_reason
 from slurmtrain.slurm.slurm_commands import extract_errors, is_installed
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import users_umask
@@ -69,28 +69,20 @@ def check(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack | None = None)
     environ = of_sbatch()
     plans = [placed(plan, counting_variables(plan, environ=environ)) for plan in plans]
     if pack is not None:
-        _check_pack(plans, scheduler, pack, partitions)
+        if not scheduler.max_array_size():
+            raise RequestRefused("sweep.pack needs job arrays, which this site does not have (MaxArraySize=0)")
+        # If Slurm does not answer, it refuses a job that is too large itself.
+        with contextlib.suppress(SlurmDown):
+            nodes = scheduler.nodes()
+            for plan in {repr((plan.spec.resources, plan.spec.slurm)): plan for plan in plans}.values():
+                if (reason := excess_of_pack(plan, pack, partitions, nodes)) is not None:
+                    raise RequestRefused(reason)
     for plan in plans:
         reason = rejection_reason(plan, partitions)
         if reason is not None:
             raise RequestRefused(reason)
     if any(plan.spec.resources.components for plan in plans) and (reason := scheduler.component_problem()):
         raise RequestRefused(f"resources.components: {reason}")
-
-
-def _check_pack(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack, partitions: Partitions) -> None:
-    """Raise RequestRefused if no node is large enough for a pack, or there are no job arrays."""
-    if not scheduler.max_array_size():
-        raise RequestRefused("sweep.pack needs job arrays, which this site does not have (MaxArraySize=0)")
-    try:
-        nodes = scheduler.nodes()
-    except SlurmDown:
-        return  # Slurm refuses the job itself
-    requests = {repr((plan.spec.resources, plan.spec.slurm)): plan for plan in plans}
-    for plan in requests.values():
-        reason = excess_of_pack(plan, pack, partitions, nodes)
-        if reason is not None:
-            raise RequestRefused(reason)
 
 
 @contextlib.contextmanager
@@ -155,43 +147,35 @@ def launch(launcher: subprocess.Popen[str], request: Request, locks: Sequence[in
     }
     # Not as an argument, which every user of this machine can read (proc(5), /proc/pid/cmdline).
     printed_out, printed_err = launcher.communicate(json.dumps(order))
-    reply = _parse_reply(printed_out)
+    reply: dict[str, str] = {}
+    with contextlib.suppress(ValueError, IndexError, TypeError):
+        # Its last line: a site's wrapper of sbatch may print more before.
+        reply = dict(json.loads(printed_out.strip().splitlines()[-1]))
     if "job_id" in reply:
         return reply["job_id"]
-    printed = extract_errors(reply["problem"].splitlines() if "problem" in reply else _error_line(printed_err))
+    if "problem" in reply:
+        lines = reply["problem"].splitlines()
+    else:
+        # The line of a Python process's last words that says why it ended.
+        lines = [line for line in printed_err.splitlines() if line.strip()]
+        lines = [line for line in lines if "Error" in line][-1:] or lines[-1:]
+    printed = extract_errors(lines)
     # A launcher that was killed has printed nothing, but sbatch may have finished by then; any other replies, unless
     # Python itself did not start.
     failure = reply.get("failure", "failed" if launcher.returncode > 0 else "unsure")
-    raise _error(printed or f"exit code {launcher.returncode}", failure)
-
-
-def _error_line(traceback: str) -> list[str]:
-    """The line of a Python process's last words that says why it ended; none if there are none."""
-    lines = [line.strip() for line in traceback.splitlines() if line.strip()]
-    return [next((line for line in reversed(lines) if "Error" in line), lines[-1])] if lines else []
+    raise _launch_error(printed or f"exit code {launcher.returncode}", failure)
 
 
 def is_submitting(submission: SubmissionDir | ArrayDir) -> bool:
     """Whether a killed submission has left a process on this machine that may still submit its job."""
-    return any(_submits(command) for _, command in processes_with_argument(str(submission.submitit)))
+    commands = [command.split(b"\0") for _, command in processes_with_argument(str(submission.submitit))]
+    return any(
+        Path(os.fsdecode(words[0])).name == "sbatch" or b"slurmtrain.slurm.sbatch_process" in words
+        for words in commands
+    )
 
 
-def _submits(command: bytes) -> bool:
-    arguments = command.split(b"\0")
-    return Path(os.fsdecode(arguments[0])).name == "sbatch" or b"slurmtrain.slurm.sbatch_process" in arguments
-
-
-def _parse_reply(text: str) -> dict[str, str]:
-    """The launcher's last line; output of a site's sbatch wrapper before it is ignored."""
-    lines = text.strip().splitlines()
-    try:
-        reply = json.loads(lines[-1]) if lines else {}
-    except ValueError:
-        return {}
-    return reply if isinstance(reply, dict) else {}
-
-
-def _error(problem: str, failure: str) -> LaunchError | RequestRefused:
+def _launch_error(problem: str, failure: str) -> LaunchError | RequestRefused:
     """The error for what the launcher printed. ``failure``: ``refused``, ``failed`` (no job) or ``unsure``."""
     lower = problem.lower()
     if failure == "unsure" or (failure == "refused" and any(text in lower for text in _UNSURE)):

@@ -21,7 +21,7 @@ from test_slurm_kills import Killing, _launchers
 
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.run.layout import is_run_id
-from slurmtrain.slurm.reconcile import GIVEN_UP_S
+from slurmtrain.slurm.scheduler import GIVEN_UP_S
 
 # What does not change the weights.
 SWEEP = ("--sweep", "params.step_ms=50,51,52")

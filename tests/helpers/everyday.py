@@ -82,7 +82,7 @@ TESTS_OF = {
     "slurmtrain/cli/top/": ("local/test_top.py",),
     "slurmtrain/history.py": ("local/test_script_metrics.py", "local/test_mlflow_server.py"),
     "slurmtrain/integrations/": ("local/test_trainers.py", "cluster/test_slurm_trainers.py"),
-    "slurmtrain/local/": ("local/",),
+    "slurmtrain/local.py": ("local/",),
     "slurmtrain/model/diagnosis/": ("local/test_hangs.py", "cluster/test_slurm_doctor.py"),
     "slurmtrain/model/preflight/": ("cluster/test_slurm_network.py", "cluster/test_slurm_ledger.py"),
     "slurmtrain/model/query/": (),

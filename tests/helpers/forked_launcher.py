@@ -91,7 +91,7 @@ def _become(
         sys.stdout = open(1, "w", encoding="utf-8")  # noqa: SIM115
         # pytest's own writes to a file that has just been closed.
         sys.stderr = open(2, "w", encoding="utf-8")  # noqa: SIM115
-        sbatch_process.main()
+        sbatch_process.call_sbatch()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else 1

@@ -59,7 +59,7 @@ slurm={slurm}
 field() {{ printf '%s' "$1" | sed -n "s/.*\\"$2\\": \\"\\([^\\"]*\\)\\".*/\\1/p"; }}
 [ "$1" = -X ] && shift 2
 case "$2" in
-slurmtrain.local.controller_process)
+slurmtrain.local)
     field "$3" submission >> "$slurm/started"
     if [ -e "$slurm/jobs-live" ]; then
         setsid sh "$slurm/job" submitit.local._local "$(field "$3" folder)" > /dev/null 2>&1 < /dev/null &

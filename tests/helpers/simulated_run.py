@@ -31,8 +31,7 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.runtime.environment.node import Launch
 from slurmtrain.runtime.job import lease
 from slurmtrain.slurm.parse import Job
-from slurmtrain.slurm.reconcile import may_change, needs_accounting, new_observations
-from slurmtrain.slurm.scheduler import Accounting, Queue
+from slurmtrain.slurm.scheduler import Accounting, Queue, may_change, needs_accounting, new_observations
 from slurmtrain.system.files import write_json
 
 RUN_ID = "0123456789"

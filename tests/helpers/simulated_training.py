@@ -41,7 +41,7 @@ class IdleJobs:
         self._children: list[subprocess.Popen[bytes]] = []
 
     def launch(self, plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[str, str]) -> Process:
-        """Stands in for :func:`slurmtrain.local.local_launch.launch`."""
+        """Stands in for :func:`slurmtrain.local.launch_here`."""
         # Its command line is what a command goes by that looks for the controller of a killed submission.
         command = ["cat", "-", "submitit.local._local", str(submission.submitit)]
         child = subprocess.Popen(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from slurmtrain.config import Config
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.urls import DatabaseUrl
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit import Submission, load, submit_spec
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.slurm.scheduler import Scheduler
 
@@ -38,6 +39,14 @@ def make_workspace(
 def build_run(workspace: Workspace, *, executor: str = "slurm", job: str = JOB, **spec: Any) -> SimulatedRun:
     """A run that was created long ago, before any job that sacct shows in tests. ``spec``: keys of its spec."""
     return SimulatedRun(workspace.root.run(RUN_ID), spec=spec, executor=executor, job=job, now=99.0)
+
+
+def submit(
+    workspace: Workspace, path: Path, overrides: Sequence[str] = (), sweep: Sequence[str] = (), *, executor: str
+) -> Submission:
+    """Submit all runs of the spec in a file, as the command does."""
+    spec = load(path, overrides, sweep, max_runs=workspace.config.sweep_max_runs)
+    return submit_spec(workspace, spec, executor=executor)
 
 
 def sync_again(workspace: Workspace) -> Synced:

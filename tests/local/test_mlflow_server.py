@@ -23,8 +23,8 @@ from helpers.tracking_proxy import TrackingProxy, tracking_proxy
 from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import TrackingError
-from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.agent.script_metrics import LiveOrders

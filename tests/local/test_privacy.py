@@ -41,8 +41,7 @@ def test_setup_lines_stand_in_no_command_line(open_site: Site) -> None:
     assert TOKEN not in lines
     of_the_run = "".join(lines[str(site.runs)])
     assert all(
-        module in of_the_run
-        for module in ("slurmtrain.local.controller_process", "submitit.local._local", "slurmtrain.runtime.task")
+        module in of_the_run for module in ("slurmtrain.local", "submitit.local._local", "slurmtrain.runtime.task")
     )
     assert f"{spec}:" in completed.stderr
     assert "MY_API_TOKEN" in completed.stderr

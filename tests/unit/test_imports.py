@@ -182,7 +182,8 @@ def test_the_agent_loads_neither_torch_nor_numpy_nor_what_only_few_agents_need(t
 
 
 def test_what_starts_a_local_job_imports_no_agent(tmp_path: Path) -> None:
-    launcher = IMPORT_AND_TELL.replace("import slurmtrain\n", "import slurmtrain.local.controller_process\n")
+    program = "import slurmtrain.local, slurmtrain.runtime.task, submitit\n"
+    launcher = IMPORT_AND_TELL.replace("import slurmtrain\n", program)
     _, imported = modules_loaded_by(launcher, tmp_path)
     assert "slurmtrain.runtime.task" in imported
     assert not imported & (HEAVY | {"psutil", "pydantic", "sqlalchemy"})

@@ -17,7 +17,7 @@ from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.ops.render import Rendered, render
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import specs
+from slurmtrain.ops.submit import entrances
 from slurmtrain.slurm.request import Elements, make_request
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -39,7 +39,7 @@ def _one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything that a plan or a script takes from the machine, as it would be on one certain machine."""
     monkeypatch.setattr(Path, "cwd", classmethod(lambda _: PROJECT))
     monkeypatch.setattr(sys, "executable", "/opt/slurm train/bin/python3")
-    monkeypatch.setattr(specs, "which_python", lambda: "/usr/bin/python3")
+    monkeypatch.setattr(entrances, "which_python", lambda: "/usr/bin/python3")
 
 
 def rendered(name: str) -> Rendered:

@@ -386,10 +386,6 @@ _MENTION = re.compile(
 # Looking for calls takes time that grows with the square of a line's length.
 _LONGEST_LINE = 2000
 _TASK = re.compile(r"\$\{?SLURM_(?:PROCID|LOCALID|NTASKS|NPROCS)\b")
-# A Python script that trains with others as soon as there is a rank, also alone: os.environ.get("RANK", -1) != -1.
-_RANK_ALONE = re.compile(
-    r"""environ\.get\(\s*['"](?:RANK|LOCAL_RANK)['"]\s*,\s*['"]?-1|['"](?:RANK|LOCAL_RANK)['"]\s+in\s+os\.environ"""
-)
 
 
 class LauncherCall(NamedTuple):
@@ -474,8 +470,3 @@ def reads_task_variables(text: str) -> int | None:
     """The line of a shell's text that reads which task this is, which commands per node do not have; None: none."""
     lines = (line.split(" #")[0] for line in text.splitlines())
     return next((number for number, line in enumerate(lines, 1) if _TASK.search(line)), None)
-
-
-def is_distributed_alone(source: str) -> bool:
-    """Whether a Python script seems to train with others as soon as it has a rank, also if it is the only one."""
-    return bool(_RANK_ALONE.search(source))

@@ -18,9 +18,9 @@ from slurmtrain.model.run.accounting import GPU_S, summed, tally
 from slurmtrain.model.run.events.command_events import RunCreated, Submitting
 from slurmtrain.model.run.layout import RunDir, checkpoint_step
 from slurmtrain.ops.query.compare import spec_settings
-from slurmtrain.ops.shared.current_plan import current_plan
-from slurmtrain.ops.shared.environments import newest_environment
 from slurmtrain.ops.shared.find import find
+from slurmtrain.ops.shared.next_attempts import current_plan
+from slurmtrain.ops.shared.run_details import newest_environment
 from slurmtrain.ops.shared.views import SCHEMA, run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code_snapshots import describe_revision

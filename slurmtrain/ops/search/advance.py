@@ -5,26 +5,32 @@ all of its trials have been asked for. Its trials, and their results, are read f
 number of its trial since the moment that it can be seen. All of this happens under the search's lock, so that no number
 is given twice, and a command that is killed anywhere leaves a whole search: a run that it has created is started like
 any other, and a run that it has not created is asked for again, with the same values.
+
+The study in Optuna, an extra that nothing else uses, is made anew from the trials whenever something is asked. Its
+sampler begins with a seed that follows from the search's and the number of the trial, so that the same trials lead to
+the same next one.
 """
 
 from __future__ import annotations
 
 import contextlib
+import inspect
 import socket
+import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import PathError, SlurmtrainError, SubmitFailed
+from slurmtrain.errors import NotAvailable, PathError, SlurmtrainError, SubmitFailed, UserError
+from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.experiment.sweep_values import SearchSpec
+from slurmtrain.model.experiment.sweep_values import Method, SearchSpec, is_same
 from slurmtrain.model.run.lineage import ids_by_name
 from slurmtrain.ops.cancel import finish_cancel, request_end
-from slurmtrain.ops.search.study import Study, check_methods
 from slurmtrain.ops.search.trials import Trial, TrialRun, read_trials
-from slurmtrain.ops.shared.family import upstreams_of
 from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.start_order import upstreams_of
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code_snapshots import with_snapshots
 from slurmtrain.ops.submit.creation import new_sweep
@@ -133,7 +139,7 @@ def _path(workspace: Workspace, sweep: str) -> Path:
 # --- submitting ------------------------------------------------------------------------------------------------------
 
 
-def begin(workspace: Workspace, spec: SpecFile, executor: str) -> Submission:
+def begin_search(workspace: Workspace, spec: SpecFile, executor: str) -> Submission:
     """Submit a search. From the moment that its record is there, every ``sync`` takes it further.
 
     Args:
@@ -159,6 +165,7 @@ def begin(workspace: Workspace, spec: SpecFile, executor: str) -> Submission:
         spec_file=str(spec.path) if spec.path is not None else None,
         host=socket.gethostname() if executor == "local" else None,
     )
+    # The lock is beside the record.
     make_directory(workspace.root.searches)
     advanced = Advance(notes=[*map(str, spec.warnings), *notes])
     with locked_search(workspace, record.sweep, wait=True):
@@ -264,29 +271,37 @@ def advance(workspace: Workspace, record: SearchRecord, advanced: Advance, *, is
     count = min(search.parallel - len(open_runs), search.trials - number)
     if count <= 0 and not (open_runs and search.pruner.name != "none"):
         return  # before Optuna is imported, which takes a second
-    study = Study(search, _without_gaps([each.trial for each in runs], number))
+    # Trials whose runs somebody has removed count as failed.
+    by_number = {each.trial.number: each.trial for each in runs}
+    study = Study(search, [by_number.get(each, Trial(each, {}, "failed")) for each in range(number)])
     _prune(workspace, study, open_runs, advanced)
     if count <= 0:
         return
-    if _is_cancelled(runs):
+    # A person has cancelled all runs that ran last.
+    if runs and runs[-1].is_cancelled and all(each.run.ended or each.is_cancelled for each in runs):
         again = f"'slurmtrain resume {runs[-1].run.id}' continues it"
         advanced.notes.append(f"search {record.sweep} asks for no more runs: all that ran were cancelled; {again}")
         return
-    if why := _why_hopeless(search, runs):
-        advanced.problems.append(f"search {record.sweep} asks for no more runs: {why}")
+    ended = [each for each in runs if each.run.ended and not each.is_cancelled]
+    if len(ended) >= _WITHOUT_VALUE and all(each.trial.state == "failed" for each in ended):
+        logged = sorted({name for each in ended for name in each.run.metrics})
+        why = f"none of its {len(ended)} runs that have ended has completed with a value of {search.metric!r}"
+        names = f"; they have logged {', '.join(logged)}" if logged else ""
+        advanced.problems.append(f"search {record.sweep} asks for no more runs: {why}{names}")
         return
     # After the same runs as the first, whatever has got their names since.
     upstreams = ids_by_name(upstreams_of(workspace.root.run(runs[0].run.id))) if runs else {}
-    chosen = [_plan(record, number + each, study.ask(), upstreams) for each in range(count)]
-    submitted = _submit(workspace, record, chosen, advanced)
+    chosen = tuple(_plan_trial(record, number + each, study.ask(), upstreams) for each in range(count))
+    file = Path(record.spec_file) if record.spec_file else None
+    spec = SpecFile(text=record.text, runs=chosen, path=file, parallel=search.parallel)
+    try:
+        submitted, notes, _ = submit_sweeps(workspace, [spec], [record.sweep], executor=record.executor)
+        advanced.notes += notes
+    except SubmitFailed as error:
+        advanced.problems.append(f"search {record.sweep}: {error}")
+        submitted = list(error.run_ids)
     advanced.created += submitted
     advanced.runs += submitted
-
-
-def _without_gaps(trials: Sequence[Trial], count: int) -> list[Trial]:
-    """The trials by number; trials whose runs somebody has removed count as failed."""
-    by_number = {trial.number: trial for trial in trials}
-    return [by_number.get(number, Trial(number, {}, "failed")) for number in range(count)]
 
 
 def _prune(workspace: Workspace, study: Study, runs: Sequence[TrialRun], advanced: Advance) -> None:
@@ -311,35 +326,7 @@ def _prune(workspace: Workspace, study: Study, runs: Sequence[TrialRun], advance
     advanced.ending += pruned
 
 
-def _is_cancelled(runs: Sequence[TrialRun]) -> bool:
-    """Whether a person has cancelled all runs that ran last."""
-    return bool(runs) and runs[-1].is_cancelled and all(each.run.ended or each.is_cancelled for each in runs)
-
-
-def _why_hopeless(search: SearchSpec, runs: Sequence[TrialRun]) -> str:
-    """Why the runs so far promise no value of the metric, as a phrase; empty if they do."""
-    ended = [each for each in runs if each.run.ended and not each.is_cancelled]
-    if len(ended) < _WITHOUT_VALUE or any(each.trial.state != "failed" for each in ended):
-        return ""
-    logged = sorted({name for each in ended for name in each.run.metrics})
-    names = f"; they have logged {', '.join(logged)}" if logged else ""
-    return f"none of its {len(ended)} runs that have ended has completed with a value of {search.metric!r}{names}"
-
-
-def _submit(workspace: Workspace, record: SearchRecord, chosen: Sequence[PlannedRun], advanced: Advance) -> list[str]:
-    """Submit the next trials; returns the ids of their runs."""
-    file = Path(record.spec_file) if record.spec_file else None
-    spec = SpecFile(text=record.text, runs=tuple(chosen), path=file, parallel=record.search.parallel)
-    try:
-        submission = submit_sweeps(workspace, [spec], [record.sweep], executor=record.executor)
-    except SubmitFailed as error:
-        advanced.problems.append(f"search {record.sweep}: {error}")
-        return list(error.run_ids)
-    advanced.notes += submission.notes
-    return submission.run_ids
-
-
-def _plan(
+def _plan_trial(
     record: SearchRecord, number: int, values: dict[str, object], upstreams: Mapping[str, Sequence[str]]
 ) -> PlannedRun:
     planned = replan(record.plan, write_assignments(values), read_options, renames=True)
@@ -353,3 +340,140 @@ def _plan(
         search=record.search.objective,
         has_code=True,
     )
+
+
+# --- the study in Optuna ---------------------------------------------------------------------------------------------
+
+# What the search sets itself.
+_OWN_SETTINGS = frozenset({"self", "seed", "constant_liar", "constraints_func", "gamma", "weights"})
+
+
+def check_methods(search: SearchSpec) -> None:
+    """Check that the sampler and the pruner can be made.
+
+    Raises:
+        NotAvailable: optuna is not installed.
+        UserError: a setting does not exist, or has no such value.
+    """
+    _sampler(search, 0)
+    _pruner(search)
+
+
+class Study:
+    """What the trials so far say about the next one."""
+
+    def __init__(self, search: SearchSpec, trials: Sequence[Trial]) -> None:
+        """The study of a search with these trials, in the order of their numbers.
+
+        Raises NotAvailable or UserError as :func:`check_methods`.
+        """
+        optuna = _import_optuna()
+        self._search = search
+        distributions = optuna.distributions
+        self._spaces: dict[str, Any] = {}
+        for key, space in search.space.items():
+            if space.values:
+                # By their indices: Optuna takes only some types of values.
+                self._spaces[key] = distributions.CategoricalDistribution(range(len(space.values)))
+            elif space.step is not None:
+                self._spaces[key] = distributions.IntDistribution(int(space.low), int(space.high), step=space.step)
+            else:
+                self._spaces[key] = distributions.FloatDistribution(space.low, space.high, log=space.log)
+        self._count = len(trials)
+        self._study = optuna.create_study(
+            direction="maximize" if search.larger else "minimize",
+            sampler=_sampler(search, self._count),
+            pruner=_pruner(search),
+        )
+        # Pruners compare at the last steps of running trials. Optuna copies all that it has, again and again.
+        compared = {max(trial.curve) for trial in trials if trial.state == "running" and trial.curve}
+        for trial in trials:
+            self._study.add_trial(self._frozen(trial, compared))
+
+    def ask(self) -> dict[str, Any]:
+        """The values of the next trial, which counts as running from now on."""
+        self._study.sampler = _sampler(self._search, self._count)
+        self._count += 1
+        chosen = self._study.ask(self._spaces).params
+        return {
+            key: space.values[chosen[key]] if space.values else space.settle(chosen[key])
+            for key, space in self._search.space.items()
+        }
+
+    def why_prune(self, trial: Trial) -> str:
+        """Why a running trial is to end, as a phrase; empty if it is not."""
+        if self._search.pruner.name == "none" or not trial.curve:
+            return ""
+        if not self._study.pruner.prune(self._study, self._study.trials[trial.number]):
+            return ""
+        return f"pruned by the {self._search.pruner.name} pruner at step {max(trial.curve)}"
+
+    def _frozen(self, trial: Trial, compared: Collection[int]) -> Any:
+        """A trial as Optuna has it; the curve of an ended trial has its last point and its points at some steps."""
+        optuna = _import_optuna()
+        states = optuna.trial.TrialState
+        params: dict[str, Any] = {}
+        for key, space in self._search.space.items():
+            value = trial.values.get(key)
+            if space.values:
+                choice = next((index for index, each in enumerate(space.values) if is_same(each, value)), None)
+            else:
+                is_number = isinstance(value, int | float) and not isinstance(value, bool)
+                choice = value if is_number and space.low <= value <= space.high else None
+            if choice is None:
+                # It was resumed with other values, or the record of them is damaged: nothing can be learned from it.
+                return optuna.trial.create_trial(state=states.FAIL)
+            params[key] = choice
+        curve = dict(trial.curve)
+        if trial.state != "running" and curve:
+            curve = {step: curve[step] for step in sorted({*compared, max(curve)}) if step in curve}
+        state = {"running": states.RUNNING, "complete": states.COMPLETE, "pruned": states.PRUNED}
+        return optuna.trial.create_trial(
+            state=state.get(trial.state, states.FAIL),
+            value=trial.value if trial.state == "complete" else None,
+            params=params,
+            distributions=self._spaces,
+            intermediate_values=curve,
+        )
+
+
+def _import_optuna() -> Any:
+    """The module. Raises NotAvailable if it is not installed."""
+    try:
+        import optuna
+    except ImportError as error:
+        raise NotAvailable(f"'search' needs Optuna ({error}): pip install 'slurmtrain[optuna]'") from error
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    return optuna
+
+
+def _sampler(search: SearchSpec, number: int) -> Any:
+    """The sampler that chooses the trial with this number."""
+    samplers = _import_optuna().samplers
+    seed = (search.seed * 1_000_003 + number) % 2**32
+    if search.sampler.name == "random":
+        return _make_method(samplers.RandomSampler, "sampler", search.sampler, seed=seed)
+    # The trials that still run count as bad ones, so that no two look at the same place.
+    return _make_method(samplers.TPESampler, "sampler", search.sampler, seed=seed, constant_liar=search.parallel > 1)
+
+
+def _pruner(search: SearchSpec) -> Any:
+    pruners = _import_optuna().pruners
+    classes = {"none": pruners.NopPruner, "median": pruners.MedianPruner, "percentile": pruners.PercentilePruner}
+    return _make_method(classes[search.pruner.name], "pruner", search.pruner)
+
+
+def _make_method(cls: Any, role: str, method: Method, **own: Any) -> Any:
+    """A sampler or a pruner. Raises UserError if a setting is wrong."""
+    accepted = [name for name in inspect.signature(cls).parameters if name not in _OWN_SETTINGS]
+    for name in method.settings:
+        if name not in accepted:
+            near = suggestion(name, accepted)
+            raise UserError(f"sweep.search.{role}: {method.name} has no setting {name!r}{near}")
+    try:
+        with warnings.catch_warnings():
+            # Settings that Optuna calls experimental are the user's choice.
+            warnings.simplefilter("ignore")
+            return cls(**method.settings, **own)
+    except (TypeError, ValueError) as error:
+        raise UserError(f"sweep.search.{role}: {method.name} cannot be made with these settings: {error}") from error

@@ -70,22 +70,17 @@ def read_trials(
         is_pruned = any(event.payload.reason for event in ends.get(run_id, ()))
         objective = origin.search or {}
         name = metric or str(objective.get("metric"))
-        value = _value(run, name)
+        last = run.metrics.get(name)
+        value = last if last is not None and math.isfinite(last) else None
         trial = Trial(
             number=origin.trial,
             values=origin.varies,
             state=_state(run, value, is_pruned=is_pruned),
             value=value,
-            curve=_curve(workspace, run, name) if with_curves else {},
+            curve=_curve_of_trial(workspace, run, name) if with_curves else {},
         )
         trials.append(TrialRun(trial, run, is_pruned, run.cancelled and not is_pruned, objective))
     return sorted(trials, key=lambda each: each.trial.number)
-
-
-def _value(run: Run, metric: str) -> float | None:
-    """The last value of a metric; None if there is none, or it is no number."""
-    value = run.metrics.get(metric)
-    return value if value is not None and math.isfinite(value) else None
 
 
 def _state(run: Run, value: float | None, *, is_pruned: bool) -> str:
@@ -96,7 +91,7 @@ def _state(run: Run, value: float | None, *, is_pruned: bool) -> str:
     return "complete" if run.state == "completed" and value is not None else "failed"
 
 
-def _curve(workspace: Workspace, run: Run, metric: str) -> dict[int, float]:
+def _curve_of_trial(workspace: Workspace, run: Run, metric: str) -> dict[int, float]:
     """A metric by step, without what was rolled back."""
     # Imported here: lists do without.
     from slurmtrain.history import read_history
@@ -161,21 +156,19 @@ def summarize(workspace: Workspace, sweeps: Iterable[str]) -> list[SearchSummary
     for sweep in sweeps:
         runs = read_trials(workspace, sweep)
         objective = runs[-1].objective if runs else {}
-        if objective:
-            summaries.append(_summary(sweep, runs, objective))
+        if not objective:
+            continue
+        larger = objective.get("mode") == "max"
+        best_of = max if larger else min
+        complete = [each for each in runs if each.trial.state == "complete"]
+        summary = SearchSummary(
+            sweep=sweep,
+            metric=str(objective.get("metric")),
+            larger=larger,
+            trials=max(int(objective.get("trials") or 0), len(runs)),
+            states=Counter(each.trial.state for each in runs),
+            # Of equal ones the first.
+            best=best_of(complete, key=lambda each: each.trial.value or 0.0, default=None),
+        )
+        summaries.append(summary)
     return summaries
-
-
-def _summary(sweep: str, runs: list[TrialRun], objective: Mapping[str, Any]) -> SearchSummary:
-    larger = objective.get("mode") == "max"
-    complete = [each for each in runs if each.trial.state == "complete"]
-    # Of equal ones the first.
-    ranked = sorted(complete, key=lambda each: (each.trial.value or 0.0) * (-1 if larger else 1))
-    return SearchSummary(
-        sweep=sweep,
-        metric=str(objective.get("metric")),
-        larger=larger,
-        trials=max(int(objective.get("trials") or 0), len(runs)),
-        states=Counter(each.trial.state for each in runs),
-        best=ranked[0] if ranked else None,
-    )

@@ -34,7 +34,7 @@ class Named(Protocol):
         """The id of its sweep."""
 
 
-def choose(runs: Mapping[str, Named], name: str) -> str:
+def choose_run(runs: Mapping[str, Named], name: str) -> str:
     """The id of the run that ``name`` refers to: id, name, unique prefix of an id, or @last.
 
     Of several runs of that name the newest that has not ended is meant or, if all have ended, the newest.
@@ -52,12 +52,14 @@ def choose(runs: Mapping[str, Named], name: str) -> str:
         return max(namesakes(runs, named[0]) or named)
     swept = of_sweep(runs, name)
     if swept:
-        raise RunNotFound(f"{name!r} is a sweep of {len(swept)} runs: {_some(runs, swept)}; name the run")
+        raise RunNotFound(f"{name!r} is a sweep of {len(swept)} runs: {_few_names(runs, swept)}; name the run")
     begun = sorted(run_id for run_id in runs if name and run_id.startswith(name.lower()))
     if len(begun) == 1:
         return begun[0]
     if begun:
-        raise RunNotFound(f"{name!r} is a prefix of {len(begun)} run ids: {_some(runs, begun)}; type more characters")
+        raise RunNotFound(
+            f"{name!r} is a prefix of {len(begun)} run ids: {_few_names(runs, begun)}; type more characters"
+        )
     near = suggestion(name, [*runs, *(listed.name for listed in runs.values())])
     raise RunNotFound(f"there is no run {name!r}{near or '; slurmtrain status lists them'}")
 
@@ -67,7 +69,7 @@ def of_sweep(runs: Mapping[str, Named], sweep: str) -> list[str]:
     return [run_id for run_id, listed in runs.items() if sweep and listed.sweep == sweep]
 
 
-def _some(runs: Mapping[str, Named], run_ids: Sequence[str]) -> str:
+def _few_names(runs: Mapping[str, Named], run_ids: Sequence[str]) -> str:
     """The newest of these runs, and how many more there are."""
     shown = ", ".join(f"{run_id} ({runs[run_id].name})" for run_id in run_ids[-_SHOWN:])
     return shown + (f" and {len(run_ids) - _SHOWN} more" if len(run_ids) > _SHOWN else "")
@@ -91,8 +93,8 @@ def choose_all(
 
     Args:
         runs: All runs by id.
-        names: Names that :func:`choose` accepts; ids of sweeps, for all their runs; and patterns, for all runs whose
-            name or id they match.
+        names: Names that :func:`choose_run` accepts; ids of sweeps, for all their runs; and patterns, for all runs
+            whose name or id they match.
         live: Sweeps and patterns refer only to runs that have not ended.
         namesakes: The name of a run refers to all runs of that name.
 
@@ -107,28 +109,23 @@ def choose_all(
 
 
 def _all_of(runs: Mapping[str, Named], name: str, *, live: bool) -> list[str]:
-    if is_pattern(name):
-        return _matching(runs, name, live=live)
     swept = [] if name in runs else of_sweep(runs, name)
-    if not swept:
-        return [choose(runs, name)]
-    chosen = [run_id for run_id in swept if not (live and runs[run_id].ended)]
+    if is_pattern(name):
+        matching = [
+            run_id
+            for run_id, listed in runs.items()
+            if fnmatchcase(listed.name, name) or fnmatchcase(run_id, name.lower())
+        ]
+        open_only = " that has not ended" if live else ""
+        none = f"no run{open_only} matches {name!r}; slurmtrain status --all lists them"
+    elif swept:
+        matching, none = swept, f"all {len(swept)} runs of sweep {name} have ended"
+    else:
+        return [choose_run(runs, name)]
+    chosen = [run_id for run_id in matching if not (live and runs[run_id].ended)]
     if not chosen:
-        raise RunNotFound(f"all {len(swept)} runs of sweep {name} have ended")
+        raise RunNotFound(none)
     return chosen
-
-
-def _matching(runs: Mapping[str, Named], pattern: str, *, live: bool) -> list[str]:
-    matching = [
-        run_id
-        for run_id, listed in runs.items()
-        if (fnmatchcase(listed.name, pattern) or fnmatchcase(run_id, pattern.lower())) and not (live and listed.ended)
-    ]
-    if not matching:
-        raise RunNotFound(
-            f"no run{' that has not ended' if live else ''} matches {pattern!r}; slurmtrain status --all lists them"
-        )
-    return matching
 
 
 def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) -> tuple[list[str], Observed]:
@@ -136,11 +133,11 @@ def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) 
 
     Args:
         workspace: Where the runs are.
-        names: Names that :func:`choose` accepts.
+        names: Names that :func:`choose_run` accepts.
         ask_slurm: Ask Slurm, if it may know more about any run.
 
     Raises:
-        RunNotFound: As :func:`choose`.
+        RunNotFound: As :func:`choose_run`.
     """
     observed = observe(workspace, ask_slurm=ask_slurm)
     refuse_others(workspace, observed, names)
@@ -148,11 +145,11 @@ def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) 
 
 
 def choose_listed(runs: ListedRuns, name: str) -> str:
-    """As :func:`choose`, but reads all runs only if it finds none. Raises RunNotFound."""
+    """As :func:`choose_run`, but reads all runs only if it finds none. Raises RunNotFound."""
     try:
-        return choose(runs.named([name]), name)
+        return choose_run(runs.named([name]), name)
     except RunNotFound:
-        return choose(runs.index, name)
+        return choose_run(runs.index, name)
 
 
 def choose_all_listed(runs: ListedRuns, name: str, *, namesakes: bool = False) -> list[str]:

@@ -20,7 +20,6 @@ from slurmtrain.system.owned_files import read_checked
 # What reads entries and pardons is imported where there are any: every submission looks, and most ledgers are empty.
 if TYPE_CHECKING:
     from slurmtrain.model.preflight.finding import FindingKey, LedgerEntry
-    from slurmtrain.model.run.events.base import AnyEvent
 
 _HOUR_S = 3600.0
 
@@ -38,12 +37,12 @@ def listed(workspace: Workspace) -> list[tuple[LedgerEntry, str]]:
     from slurmtrain.model.preflight.node_ledger import entry_state
 
     pardons, now = _pardons(workspace), time.time()
-    return [(entry, entry_state(entry, pardons, now, expiry_s(workspace))) for entry in _entries(workspace)]
+    return [(entry, entry_state(entry, pardons, now, expiry_s(workspace))) for entry in _ledger_entries(workspace)]
 
 
 def counting(workspace: Workspace) -> dict[str, LedgerEntry]:
     """The newest finding of each node that must not be used now, by host, newest first."""
-    entries = _entries(workspace)
+    entries = _ledger_entries(workspace)
     if not entries:
         return {}
     from slurmtrain.model.preflight.node_ledger import active_entries
@@ -92,7 +91,7 @@ def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
     if unknown:
         held = f"it holds {', '.join(sorted(active))}" if active else "it is empty"
         raise UserError(f"the node ledger does not hold {', '.join(unknown)}; {held}")
-    entries, pardons = _entries(workspace), _pardons(workspace)
+    entries, pardons = _ledger_entries(workspace), _pardons(workspace)
     make_directory(workspace.root.nodes)
     try:
         with command_journal(workspace.root.nodes, "forgive") as journal:
@@ -125,7 +124,7 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
     against = counting(workspace) if plan.spec.preflight.exclude else {}
     if not against and not must:
         return Exclusions()
-    from slurmtrain.slurm.site_limits import choose_nodes
+    from slurmtrain.slurm.site import choose_nodes
 
     try:
         partitions, nodes = workspace.scheduler.partitions(), workspace.scheduler.nodes()
@@ -143,43 +142,34 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
 
 
 def _notes(left_out: Iterable[str], against: Mapping[str, LedgerEntry], needed: Mapping[str, str]) -> list[str]:
-    without = [f"{host} ({_finding(against[host])})" for host in left_out if host in against]
+    without = [f"{host} ({_describe_finding(against[host])})" for host in left_out if host in against]
     notes = [f"left out, because a preflight failed there: {', '.join(without)}; 'slurmtrain nodes' shows more"]
     kept = [
-        f"{host} is in the node ledger ({_finding(against[host])}), but the request cannot be met without it ({why}): "
-        "it is used"
+        f"{host} is in the node ledger ({_describe_finding(against[host])}), but the request cannot be met without it "
+        f"({why}): it is used"
         for host, why in needed.items()
         if host in against
     ]
     return [*(notes if without else []), *kept]
 
 
-def _finding(entry: LedgerEntry) -> str:
-    return f"{entry.reason}, {_ago(time.time() - entry.seen_at)}"
+def _describe_finding(entry: LedgerEntry) -> str:
+    """A finding in words, with its age."""
+    minutes = max(0, int(time.time() - entry.seen_at)) // 60
+    ago = f"{minutes} min" if minutes < 60 else f"{minutes // 60} h"
+    return f"{entry.reason}, {ago if minutes < 48 * 60 else f'{minutes // (24 * 60)} days'} ago"
 
 
-def _ago(seconds: float) -> str:
-    minutes = max(0, int(seconds)) // 60
-    if minutes < 60:
-        return f"{minutes} min ago"
-    return f"{minutes // 60} h ago" if minutes < 48 * 60 else f"{minutes // (24 * 60)} days ago"
-
-
-def _entries(workspace: Workspace) -> list[LedgerEntry]:
+def _ledger_entries(workspace: Workspace) -> list[LedgerEntry]:
     """All entries; none if there is no registry yet, and none is created for this."""
     return workspace.store.ledger() if workspace.has_registry else []
 
 
 def _pardons(workspace: Workspace) -> frozenset[FindingKey]:
-    from slurmtrain.model.preflight.node_ledger import forgiven_findings
-
-    return forgiven_findings(_pardon_events(workspace))
-
-
-def _pardon_events(workspace: Workspace) -> Iterable[AnyEvent]:
     """What users have said about nodes: few and short files, read again each time."""
+    from slurmtrain.model.preflight.node_ledger import forgiven_findings
     from slurmtrain.model.run.journal_lines import events_of, read_lines
 
-    for path in sorted(workspace.root.nodes.glob("*.jsonl")):
-        events, _ = events_of(read_lines(read_checked(path), 0, path.name), path.name)
-        yield from events
+    paths = sorted(workspace.root.nodes.glob("*.jsonl"))
+    read = [events_of(read_lines(read_checked(path), 0, path.name), path.name) for path in paths]
+    return forgiven_findings(event for events, _ in read for event in events)

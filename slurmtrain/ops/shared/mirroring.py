@@ -13,7 +13,7 @@ from slurmtrain.errors import LockHeld, SlurmtrainError, TrackingError
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.metrics.settled import Decided, Fate, Place, Settlement, all_final, covered_until, start_over
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.current_plan import current_plan
+from slurmtrain.ops.shared.next_attempts import current_plan
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.trackers import Target, link, targets_of
 from slurmtrain.ops.shared.workspace import Workspace
@@ -220,11 +220,15 @@ class RunSender:
         place = Place() if legacy else self._place_of(sent)
         start = start_over(self._settle(tracker, place), truncates=tracker.truncates)
         anew = legacy or (start != place and not start.offsets)
-        if self._is_behind_elsewhere(tracker, sent):
+        known_as = sent.remote_id or self._run.mlflow_run_id
+        elsewhere = tracker.sent_elsewhere(self._directory, known_as) if known_as else None
+        if elsewhere is not None and self._settle(tracker, elsewhere).cut is not None:
+            # The run was rolled back behind what the tracker was sent from elsewhere.
             start, anew = Place(), True
         with _asking(tracker, self._run):
             begun = tracker.begin(self._tracked, Start(sent.remote_id, start.step, anew, sent.refused))
         if link(self._workspace, self._run, name, begun.remote_id, tracker.uri):
+            # The link is an event of its own, which the revision that is noted at the end must include.
             self._read()
         if sent.remote_id not in (None, begun.remote_id):
             # It has begun a new one, such as for other params.
@@ -263,12 +267,6 @@ class RunSender:
     def _tracked(self) -> TrackedRun:
         return TrackedRun(self._run, self._plan, self._directory)
 
-    def _is_behind_elsewhere(self, tracker: Tracker, sent: Sent) -> bool:
-        """Whether the run was rolled back behind what a tracker was sent from elsewhere."""
-        remote_id = sent.remote_id or self._run.mlflow_run_id
-        place = tracker.sent_elsewhere(self._directory, remote_id) if remote_id else None
-        return place is not None and self._settle(tracker, place).cut is not None
-
     def _settle(self, tracker: Tracker, place: Place) -> Settlement:
         if self._run.ended:
             return Settlement(self._logged.attempts, place, all_final)
@@ -287,11 +285,13 @@ class RunSender:
         settled = self._settle(tracker, place)
         notes: list[str] = []
         for batch in settled.batches(_LINES_AT_ONCE):
+            # If this is killed while it sends, the next command knows which points may be there already.
             self._note_place(sent, place.before(batch))
             sent = self._log_points(tracker, sent, list(_points(batch, sent.refused, skipped)), notes)
             place = place.after(batch)
         if self._plan.spec.tracking.live and not tracker.truncates:
-            for lines in _batched(settled.undecided(), _LINES_AT_ONCE):
+            undecided = settled.undecided()
+            while lines := list(islice(undecided, _LINES_AT_ONCE)):
                 sent = self._log_points(tracker, sent, list(_points(lines, sent.refused, None)), notes)
         return self._note_place(sent, place), notes
 
@@ -336,12 +336,6 @@ def _points(batch: Sequence[Decided], refused: Sequence[str], skipped: int | Non
             if refused:
                 metrics = {name: value for name, value in metrics.items() if name not in refused}
             yield TrackedPoint(line.attempt, point.step, point.time, metrics, fate)
-
-
-def _batched(lines: Iterator[Decided], size: int) -> Iterator[Sequence[Decided]]:
-    """Lines in batches of this size."""
-    while batch := list(islice(lines, size)):
-        yield batch
 
 
 @contextlib.contextmanager

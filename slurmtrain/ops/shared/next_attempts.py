@@ -1,4 +1,4 @@
-"""Attempts that are about to be started: the next one of a run, and which attempts share a submission to Slurm.
+"""Attempts that are about to be started: the next one of a run, what it follows, and which share a submission to Slurm.
 
 The runs of a sweep that request the same are the elements of one job array, or share the jobs of its elements. How many
 run at once is limited by job arrays on Slurm, and on this machine by turns.
@@ -9,21 +9,25 @@ and which ends it at once if the job starts later. Only if no other run needs th
 
 from __future__ import annotations
 
+import contextlib
 import heapq
 import os
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar
 
-from slurmtrain.errors import SlurmtrainError, UserError
+from slurmtrain.errors import PathError, SlurmDown, SlurmtrainError, UserError
 from slurmtrain.model.experiment.plan import REDACTED, Plan
 from slurmtrain.model.experiment.sweep import Pack, packing_problem
+from slurmtrain.model.interruption.interval import InterruptionStats, add_attempts, too_slow
+from slurmtrain.model.run.events.base import is_plain
 from slurmtrain.model.run.events.command_events import JobReplaced, RunCreated
 from slurmtrain.model.run.layout import AttemptDir, RunDir, SubmissionDir
-from slurmtrain.ops.shared.current_plan import last_fresh_start, predecessor
+from slurmtrain.model.written import texts_as_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.runtime.environment.node import Turn, read_launch
+from slurmtrain.runtime.environment.node import Turn, read_launch, read_plan
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.upstreams import read_upstreams
 
@@ -336,7 +340,11 @@ def shares_job(workspace: Workspace, submission: SubmissionDir) -> bool:
     """
     try:
         others = [SubmissionDir(link.readlink()) for link in _links(workspace, submission)]
-        return any(_needs_job(other) for other in others if other.run.id != submission.run.id)
+        return any(
+            lease.granted_to(other.run) == other.number and lease.ended_as(other.run, other.number) is None
+            for other in others
+            if other.run.id != submission.run.id
+        )
     except (OSError, SlurmtrainError):
         return True
 
@@ -358,11 +366,6 @@ def _links(workspace: Workspace, submission: SubmissionDir) -> list[Path]:
     return []
 
 
-def _needs_job(submission: SubmissionDir) -> bool:
-    number = submission.number
-    return lease.granted_to(submission.run) == number and lease.ended_as(submission.run, number) is None
-
-
 def leave(workspace: Workspace, directory: RunDir, run: Run) -> None:
     """Take a run whose lease is closed out of its job, unless its agent runs, which notices that itself.
 
@@ -380,3 +383,122 @@ def leave(workspace: Workspace, directory: RunDir, run: Run) -> None:
     with workspace.journal(directory, "cancel") as journal:
         why = "it was cancelled, and its job goes on with other runs"
         journal.write(JobReplaced(job_id=newest.job_id, restart=newest.restart, why=why))
+
+
+# --- the plan and the past of a run ----------------------------------------------------------------------------------
+
+
+def current_plan(directory: RunDir, run: Run) -> Plan:
+    """The plan of the newest attempt, or of the run if it has none. Raises PathError if it cannot be read."""
+    newest = run.newest
+    plan = read_plan(directory.submission(newest.submission).plan) if newest else None
+    plan = plan or read_plan(directory.plan)
+    if plan is None:
+        raise PathError(f"run {run.id} has no plan ({directory.plan} is missing); it cannot be started again")
+    return plan
+
+
+def after_oom_overrides(run: Run, overrides: Sequence[str] = ()) -> list[str]:
+    """The overrides for the next attempt of a run that ran out of memory, by its policy.
+
+    Args:
+        run: the run, which has ended.
+        overrides: the user's overrides, which may set its memory.
+    """
+    by_user = any(override.startswith(("resources.mem=", "resources.accumulation=")) for override in overrides)
+    if by_user or run.newest is None or run.newest.cause != "oom":
+        return []
+    # Imported here: a first attempt has nothing behind it.
+    from slurmtrain.model.interruption.policy import BatchMemory, decision
+
+    had = BatchMemory.of_attempt(run.executor, run.resources)
+    decided = decision(run.attempts, run.checkpoints, had)
+    return decided.memory.overrides(had) if decided.memory is not None else []
+
+
+class RunSettings(TypedDict):
+    """What events record of a plan, so that lists need not read plans."""
+
+    params: Mapping[str, Any]
+    written: Sequence[Sequence[str]] | None
+    command: str
+    resources: Mapping[str, Any]
+    tracked: bool
+
+
+def run_settings(plan: Plan) -> RunSettings:
+    """What events record of a plan."""
+    # A spec may have integers that SQLite, and so a journal, has no room for.
+    params = {name: value if is_plain(value) else str(value) for name, value in plan.spec.params.items()}
+    return {
+        "params": params,
+        "written": texts_as_json(params) or None,
+        "command": plan.spec.command,
+        "resources": plan.content["resources"],
+        "tracked": bool(plan.spec.tracking.trackers),
+    }
+
+
+def last_fresh_start(run: Run) -> float | None:
+    """When the run was last started with --from-start, in seconds since 1970; None if never.
+
+    What its script saved before that must not be restored.
+    """
+    return max((attempt.submitted_at or 0.0 for attempt in run.attempts if attempt.from_start), default=None)
+
+
+def predecessor(directory: RunDir, run: Run) -> AttemptDir | None:
+    """The attempt that precedes the next one: the newest that has a job; None if there is none."""
+    newest = next((attempt for attempt in reversed(run.attempts) if attempt.job_id), None)
+    return directory.attempt(newest.job_id, newest.restart) if newest is not None else None
+
+
+# --- what a submission tells its job about interruptions -------------------------------------------------------------
+
+# Nodes are repaired and replaced, so anything older says little.
+_WINDOW_S = 90 * 24 * 3600.0
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionStats:
+    """What is known about the partition that a run goes to, and notes on it for the user.
+
+    ``partition`` is empty for local runs, and if Slurm does not report its default.
+    """
+
+    partition: str
+    history: InterruptionStats
+    notes: tuple[str, ...] = ()
+
+
+def outlook(workspace: Workspace, run_id: str, plan: Plan, executor: str) -> PartitionStats:
+    """What this registry knows about interruptions where a run is about to go. Slurm is not queried again.
+
+    Args:
+        workspace: Where the registry is.
+        run_id: The run, possibly a new one.
+        plan: Its plan.
+        executor: ``slurm`` or ``local``.
+    """
+    partition, grace_s = "", None
+    if executor == "slurm":
+        from slurmtrain.slurm import site
+
+        # From the answer that Slurm gave when the request was checked.
+        with contextlib.suppress(SlurmDown):
+            partitions = workspace.scheduler.partitions()
+            partition, grace_s = site.partition_names(plan, partitions), site.grace_s(plan, partitions)
+    history = InterruptionStats(grace_s=grace_s)
+    if workspace.has_registry and (partition or executor == "local"):
+        from slurmtrain.registry.queries import partition_history
+
+        since = time.time() - _WINDOW_S
+        recorded = workspace.store.ask(
+            lambda db: partition_history(db, run_id, plan.spec.name, executor, partition, since)
+        )
+        # What a stall costs depends on the run's own model and ranks; how long a save takes, less so.
+        stall_s = recorded.stall_s if recorded.own else None
+        costs = InterruptionStats(grace_s=grace_s, stall_s=stall_s, save_s=recorded.save_s)
+        history = add_attempts(costs, recorded.lived)
+    note = too_slow(history.save_s, grace_s, plan.spec.checkpoint.every, f"partition {partition}")
+    return PartitionStats(partition, history, (note,) if note else ())

@@ -102,11 +102,9 @@ class ListedRuns(Mapping[str, "Listed"]):
         """
         from slurmtrain.registry import narrowing
 
-        return (
-            []
-            if self._store is None
-            else self._store.ask(lambda db: narrowing.candidates(db, conditions, archived=archived))
-        )
+        if self._store is None:
+            return []
+        return self._store.ask(lambda db: narrowing.candidates(db, conditions, archived=archived))
 
     def behind(self) -> list[str]:
         """The ids of the runs that trackers may have only in part, oldest first."""
@@ -196,16 +194,28 @@ def observe(
         ask_slurm: Ask Slurm, if it may know more about any run.
     """
     if not workspace.has_registry and not workspace.run_ids():
+        # A command that only looks leaves nothing behind.
         return Observed(ListedRuns(None))
     census = _take_census(workspace, only, thorough=thorough)
     garbage: list[tuple[str, Garbage]] = []
     if len(census.new) > _FEW:
-        garbage = _read_first(workspace, census.new)
+        # As for a new registry: in one transaction, without what a look at each run needs.
+        from slurmtrain.registry import queries
+        from slurmtrain.registry.ingest import ingest_all
+
+        new = census.new
+
+        def ingest_new(transaction: Transaction) -> list[tuple[str, Garbage]]:
+            # Another command may have read some since.
+            unread = sorted(new - transaction.ask(lambda db: queries.offsets(db, new)).keys())
+            return ingest_all(transaction, [workspace.root.run(run_id) for run_id in unread])
+
+        garbage = workspace.store.write(ingest_new)
         census = _take_census(workspace, only, thorough=thorough)
     gone = _remove_gone(workspace, census, only or (), ask_slurm=ask_slurm)
     look = _Look(workspace, census.rows)
     if suspects := _suspects(workspace, census, thorough=thorough):
-        _read(look, suspects, ask_slurm=ask_slurm)
+        _read_suspects(look, suspects, ask_slurm=ask_slurm)
 
     def complete(listed: Mapping[str, Listed]) -> Mapping[str, Listed]:
         directories = census.present if only is None else workspace.present(listed)
@@ -216,6 +226,7 @@ def observe(
 
     runs = ListedRuns(workspace.store, complete, None if only is not None or census.absent else census.present)
     if census.is_whole and not (gone or look.has_written):
+        # It was read for the census, and nothing has changed since.
         runs.index = census.rows
     if only is not None:
         runs.fetch(only)
@@ -295,19 +306,6 @@ def _take_census(workspace: Workspace, only: Collection[str] | None, *, thorough
     return _Census(rows, present, absent, new)
 
 
-def _read_first(workspace: Workspace, new: Set[str]) -> list[tuple[str, Garbage]]:
-    """Ingest many unknown runs, as for a new registry."""
-    from slurmtrain.registry import queries
-    from slurmtrain.registry.ingest import ingest_all
-
-    def change(transaction: Transaction) -> list[tuple[str, Garbage]]:
-        # Another command may have read some since.
-        unread = sorted(new - transaction.ask(lambda db: queries.offsets(db, new)).keys())
-        return ingest_all(transaction, [workspace.root.run(run_id) for run_id in unread])
-
-    return workspace.store.write(change)
-
-
 def is_file_check_due(workspace: Workspace) -> bool:
     """Whether to look at the files of all settled runs, as a ``thorough`` observation does: of thousands, rarely."""
     if not workspace.has_registry or len(workspace.store.ids()) <= _FEW:
@@ -342,8 +340,23 @@ def _remove_gone(workspace: Workspace, census: _Census, only: Collection[str], *
     gone = [run_id for run_id in census.absent if run_id in rows and rows[run_id].ended]
     open_runs = census.absent - set(gone)
     if open_runs:
-        loaded = workspace.store.load_all(open_runs)
-        gone += [run_id for run_id, run in loaded.items() if not _may_run(workspace, run, ask_slurm=ask_slurm)]
+        from slurmtrain.errors import SlurmDown
+        from slurmtrain.ops.shared import local_jobs
+
+        for run_id, run in workspace.store.load_all(open_runs).items():
+            may_run = True
+            if run.executor != "slurm":
+                may_run = local_jobs.alive(run) is None or bool(
+                    local_jobs.processes_of(workspace.root.run(run_id), run)
+                )
+            elif ask_slurm:
+                from slurmtrain.ops.shared.slurm_jobs import live_jobs
+
+                # If Slurm does not answer, there may be a job.
+                with contextlib.suppress(SlurmDown):
+                    may_run = bool(live_jobs(workspace, run_id, run))
+            if not may_run:
+                gone.append(run_id)
     if gone:
         over, now = [run_id for run_id in gone if run_id in only and not rows[run_id].ended], time.time()
 
@@ -353,23 +366,6 @@ def _remove_gone(workspace: Workspace, census: _Census, only: Collection[str], *
 
         workspace.store.write(change)
     return gone
-
-
-def _may_run(workspace: Workspace, run: Run, *, ask_slurm: bool) -> bool:
-    """Whether a run without a directory may have a process or a job; unknown: yes."""
-    from slurmtrain.errors import SlurmDown
-    from slurmtrain.ops.shared import local_jobs
-
-    if run.executor != "slurm":
-        return local_jobs.alive(run) is None or bool(local_jobs.processes_of(workspace.root.run(run.id), run))
-    if not ask_slurm:
-        return True
-    from slurmtrain.ops.shared.slurm_jobs import live_jobs
-
-    try:
-        return bool(live_jobs(workspace, run.id, run))
-    except SlurmDown:
-        return True
 
 
 def _suspects(workspace: Workspace, census: _Census, *, thorough: bool) -> list[RunDir]:
@@ -387,14 +383,24 @@ def _suspects(workspace: Workspace, census: _Census, *, thorough: bool) -> list[
     return [*suspects, *workspace.store.unread([root.run(run_id) for run_id in unchanged])] if thorough else suspects
 
 
-def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> None:
+def _read_suspects(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> None:
     """Ingest what is new, and look for the processes and jobs of runs that have not settled."""
     on_slurm: list[RunDir] = []
     for first in range(0, len(directories), _FEW):
         batch = directories[first : first + _FEW]
         look.ingest(look.unread(batch), dead=False)
         if local := look.runs_of(batch, "local"):
-            _read_local(look, local)
+            from slurmtrain.ops.shared import local_jobs
+
+            look.ingest([d for d, run in local.items() if local_jobs.adopt(look.workspace, d, run)], dead=False)
+            dead = [d for d, run in look.runs(local).items() if local_jobs.is_dead(run)]
+            # Once more: a process may write its end event just before it is found dead.
+            look.ingest(look.workspace.store.unread(dead), dead=True)
+            silent = {d: run for d, run in look.runs(dead).items() if run.newest is not None and not run.newest.ended}
+            gone = {d.id: local_jobs.note_gone(look.workspace, d, run) for d, run in silent.items()}
+            look.unnoted.update({run_id: why for run_id, why in gone.items() if why})
+            look.ingest([d for d in silent if not gone[d.id]], dead=True)
+            look.settle(dead)
         runs = look.runs_of(batch, "slurm")
         _read_over(look, runs)
         # Of many runs, only the ones that Slurm may know more about stay in memory: it is asked once about all.
@@ -409,20 +415,6 @@ def _read(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> Non
         look.problems += answer.problems
         look.ingest(answer.changed, dead=False)
         _read_over(look, look.runs(runs))
-
-
-def _read_local(look: _Look, runs: Mapping[RunDir, Run]) -> None:
-    """Ingest runs found dead once more: a process may write its end event just before it is found dead."""
-    from slurmtrain.ops.shared import local_jobs
-
-    workspace = look.workspace
-    look.ingest([d for d, run in runs.items() if local_jobs.adopt(workspace, d, run)], dead=False)
-    dead = [d for d, run in look.runs(runs).items() if local_jobs.is_dead(run)]
-    look.ingest(workspace.store.unread(dead), dead=True)
-    silent = {d: run for d, run in look.runs(dead).items() if run.newest is not None and not run.newest.ended}
-    look.unnoted = {d.id: why for d, run in silent.items() if (why := local_jobs.note_gone(workspace, d, run))}
-    look.ingest([d for d in silent if d.id not in look.unnoted], dead=True)
-    look.settle(dead)
 
 
 def _read_over(look: _Look, runs: Mapping[RunDir, Run]) -> None:

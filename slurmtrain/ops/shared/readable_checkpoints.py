@@ -10,7 +10,7 @@ from pathlib import Path
 from slurmtrain.errors import NoCheckpoint, NotAvailable, PathError
 from slurmtrain.model.run.layout import RunDir, checkpoint_name, checkpoint_step, damaged_step
 from slurmtrain.model.run.run import Checkpoint, Run
-from slurmtrain.ops.shared.current_plan import current_plan, last_fresh_start
+from slurmtrain.ops.shared.next_attempts import current_plan, last_fresh_start
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_checkpoints

@@ -1,26 +1,34 @@
-"""Everything known about one run, as in the JSON contract: attempts, checkpoints, findings of its preflight."""
+"""Everything known about one run, as in the JSON contract: attempts, checkpoints, environments, findings."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.hang import RankState, find_culprits
+from slurmtrain.model.environment import (
+    Environment,
+    Software,
+    changes_in_words,
+    compare_environments,
+    kinds_of,
+    package_changes,
+)
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.accounting import KINDS, summed
-from slurmtrain.model.run.events.agent_events import PreflightDone, WorkersStarted
+from slurmtrain.model.run.events.agent_events import EnvironmentNoted, HelperFailed, PreflightDone, WorkersStarted
 from slurmtrain.model.run.layout import RunDir, attempt_of, checkpoint_step, node_of
 from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
-from slurmtrain.ops.shared.environments import describe_changes
-from slurmtrain.ops.shared.family import chain_json, lineage_json
+from slurmtrain.ops.shared.start_order import chain_json, lineage_json
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.system.journal_files import line_number
+from slurmtrain.system.owned_files import read_checked
 
 if TYPE_CHECKING:
     from slurmtrain.model.experiment.plan import Plan
@@ -36,23 +44,28 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
         run: The same run with all details.
     """
     directory = workspace.root.run(run.id)
-    environments, bound = describe_changes(workspace, run), _bound(workspace, run)
-    children = _children(workspace, run.id)
+    environments = describe_changes(workspace, run)
+    # The CPUs that ranks were bound to last, by attempt and rank.
+    bound: dict[str, dict[str, str]] = {}
+    for event in workspace.store.events(run.id, WorkersStarted):
+        bound.setdefault(attempt_of(event.source) or "", {}).update(event.payload.cpus or {})
+    children = _children_of(workspace, run.id)
     return {
         **run_json(workspace, listed),
         "children": children,
         "lineage": lineage_json(workspace, run.id) if children or listed.parents else [],
         **chain_json(workspace, run.id),
-        "seconds": _seconds(summed(run.attempts)),
-        "code": _code(directory, run),
+        "seconds": _spent_json(summed(run.attempts)),
+        "code": _snapshot_json(directory, run),
         "attempts": [
             {
                 **attempt_json(attempt),
-                "code": _snapshot(directory, attempt),
+                "code": plan.code.hash if plan is not None and plan.code is not None else None,
                 "environment_changes": environments.get(attempt.number, []),
-                "cpus": bound.get(attempt.key, {}),
+                "cpus": dict(sorted(bound.get(attempt.key, {}).items(), key=lambda item: int(item[0]))),
             }
             for attempt in run.attempts
+            for plan in (_readable_plan(directory.submission(attempt.submission).plan),)
         ],
         "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.on_disk],
         "garbage": [
@@ -68,16 +81,7 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
     }
 
 
-def _bound(workspace: Workspace, run: Run) -> dict[str, dict[str, str]]:
-    """The CPUs that ranks were bound to last, by attempt and rank."""
-    bound: dict[str, dict[str, str]] = {}
-    for event in workspace.store.events(run.id, WorkersStarted):
-        if event.payload.cpus:
-            bound.setdefault(attempt_of(event.source) or "", {}).update(event.payload.cpus)
-    return {attempt: dict(sorted(cpus.items(), key=lambda item: int(item[0]))) for attempt, cpus in bound.items()}
-
-
-def _children(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:
+def _children_of(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:
     """The runs that come from a run, each with the relation and the step of its checkpoint."""
     return [
         {**parent, "run": child}
@@ -95,7 +99,7 @@ def find_forks(workspace: Workspace, run_id: str) -> dict[int | None, list[str]]
         run_id: The run that has saved it.
     """
     forks: dict[int | None, list[str]] = {}
-    for child in _children(workspace, run_id):
+    for child in _children_of(workspace, run_id):
         copy = next(workspace.root.run(child["run"]).start.glob("*"), None) if child["relation"] == FORK else None
         if copy is not None:
             # One that waited for this run was to begin with whichever step would be the last.
@@ -106,6 +110,11 @@ def find_forks(workspace: Workspace, run_id: str) -> dict[int | None, list[str]]
 
 def attempt_json(attempt: Attempt) -> dict[str, Any]:
     """ATTEMPT of the JSON contract."""
+    # Of the networks, the elected one is named; before the election there is none.
+    networks = [dict(network) for network in attempt.network.get("networks", ())]
+    elected = attempt.network.get("elected")
+    name = networks[elected].get("name") if isinstance(elected, int) and 0 <= elected < len(networks) else None
+    excluded = [dict(interface) for interface in attempt.network.get("excluded", ())]
     return {
         "number": attempt.number,
         "job_id": attempt.job_id or None,
@@ -120,11 +129,11 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "first_step": attempt.first_step,
         "last_step": attempt.last_step,
         "lost_steps": attempt.lost_steps,
-        "seconds": _seconds(attempt.spent),
+        "seconds": _spent_json(attempt.spent),
         "master_addr": attempt.master_addr,
         "master_port": attempt.master_port,
         "interfaces": dict(attempt.interfaces),
-        "network": _network(attempt.network),
+        "network": {"elected": name, "networks": networks, "excluded": excluded} if attempt.network else None,
         "clock": {host: dict(clock) for host, clock in attempt.clock.items()},
         "checks": {host: [dict(finding) for finding in findings] for host, findings in attempt.checks.items()},
         "interval": dict(attempt.interval) or None,
@@ -148,10 +157,12 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
     }
 
 
-def _code(directory: RunDir, run: Run) -> dict[str, Any] | None:
+def _snapshot_json(directory: RunDir, run: Run) -> dict[str, Any] | None:
     """The code of the run: its snapshot, and where the run has its own copy; null if it runs what is in ``workdir``."""
     newest = run.newest
-    plan = (_plan(directory.submission(newest.submission).plan) if newest else None) or _plan(directory.plan)
+    plan = (_readable_plan(directory.submission(newest.submission).plan) if newest else None) or _readable_plan(
+        directory.plan
+    )
     if plan is None or plan.code is None:
         return None
     return {
@@ -163,19 +174,13 @@ def _code(directory: RunDir, run: Run) -> dict[str, Any] | None:
     }
 
 
-def _snapshot(directory: RunDir, attempt: Attempt) -> str | None:
-    """The hash of the snapshot that an attempt ran."""
-    plan = _plan(directory.submission(attempt.submission).plan)
-    return plan.code.hash if plan is not None and plan.code is not None else None
-
-
-def _plan(path: Path) -> Plan | None:
+def _readable_plan(path: Path) -> Plan | None:
     with contextlib.suppress(PathError, OSError):
         return read_plan(path)
     return None
 
 
-def _seconds(spent: Mapping[str, float]) -> dict[str, float]:
+def _spent_json(spent: Mapping[str, float]) -> dict[str, float]:
     """Seconds by kind, in the order that an attempt goes through them, to the millisecond."""
     return {kind: round(spent[kind], 3) for kind in KINDS if kind in spent}
 
@@ -195,27 +200,17 @@ def _hangs(attempt: Attempt) -> list[dict[str, Any]]:
         rounds.setdefault(sum(restart["at"] <= hang["at"] for restart in attempt.restarts), []).append(hang)
     hangs = []
     for number, observed in rounds.items():
-        states = list(_rank_states(observed))
+        states: list[RankState] = []
+        for record in (record for hang in observed for record in hang.get("ranks", ())):
+            # A journal may not say enough about a rank.
+            with contextlib.suppress(KeyError, ValueError):
+                states.append(RankState.from_dict(record))
         states.sort(key=lambda state: state.rank)
         blamed, why = find_culprits(states)
         ranks = [state.to_dict() for state in states]
         at = iso(min(hang["at"] for hang in observed))
         hangs.append({"at": at, "round": number, "culprits": blamed, "why": why, "ranks": ranks})
     return hangs
-
-
-def _network(election: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The networks of an attempt, and the name of the elected one; null before the election."""
-    if not election:
-        return None
-    networks = [dict(network) for network in election.get("networks", ())]
-    elected = election.get("elected")
-    name = networks[elected].get("name") if isinstance(elected, int) and 0 <= elected < len(networks) else None
-    return {
-        "elected": name,
-        "networks": networks,
-        "excluded": [dict(interface) for interface in election.get("excluded", ())],
-    }
 
 
 def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> dict[str, Any]:
@@ -259,7 +254,7 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
 def _kept(directory: RunDir, run: Run) -> dict[tuple[str, float], str]:
     """Why checkpoints are kept, by path and time of the save; empty if there is no plan that says so."""
     from slurmtrain.model.run.checkpoints import Saved, reasons_to_keep
-    from slurmtrain.ops.shared.current_plan import current_plan
+    from slurmtrain.ops.shared.next_attempts import current_plan
 
     published = {c.step: c for c in run.on_disk if c.published and c.step is not None}
     try:
@@ -290,9 +285,106 @@ def findings_json(workspace: Workspace, run: Run) -> dict[str, list[dict[str, An
     }
 
 
-def _rank_states(hangs: Iterable[Mapping[str, Any]]) -> Iterator[RankState]:
-    """The ranks of these hangs, without ranks that a journal does not say enough about."""
-    for hang in hangs:
-        for record in hang.get("ranks", ()):
-            with contextlib.suppress(KeyError, ValueError):
-                yield RankState.from_dict(record)
+# --- environments ----------------------------------------------------------------------------------------------------
+
+
+def submitted_software(directory: RunDir) -> Software | None:
+    """Python and its packages when a run was submitted; None if that is not known.
+
+    Args:
+        directory: The run.
+    """
+    with contextlib.suppress(OSError):
+        return Software.from_text(read_checked(directory.environment).decode(errors="replace"))
+    return None
+
+
+def environments_of(workspace: Workspace, run: Run) -> dict[int, Environment]:
+    """The environments of a run's attempts, by their numbers; attempts without a record of any node are left out.
+
+    Args:
+        workspace: Where the run is.
+        run: The run.
+    """
+    notes = _environment_notes(workspace, run)
+    directory = workspace.root.run(run.id)
+    return {number: _environment(directory, by_node) for number, by_node in notes.items()}
+
+
+def newest_environment(workspace: Workspace, run: Run) -> Environment:
+    """The environment of a run's newest attempt with a known one, else the environment of its submission.
+
+    Args:
+        workspace: Where the run is.
+        run: The run.
+    """
+    of_attempts = environments_of(workspace, run)
+    if of_attempts:
+        return of_attempts[max(of_attempts)]
+    return Environment(software=submitted_software(workspace.root.run(run.id)))
+
+
+def describe_changes(workspace: Workspace, run: Run) -> dict[int, list[str]]:
+    """How the environments of attempts differ from the first one's, and within each among its nodes, in words.
+
+    Also which Python they had if ``setup`` chose it, and which commands beside the ranks failed on nodes.
+
+    Args:
+        workspace: Where the run is.
+        run: The run.
+    """
+    notes = _environment_notes(workspace, run)
+    directory = workspace.root.run(run.id)
+    lines: dict[int, list[str]] = {}
+    first: Environment | None = None
+    for number, by_node in notes.items():
+        environment = _environment(directory, by_node)
+        first = first or environment
+        changes = compare_environments(first, environment)
+        interpreter = next(iter(by_node.values())).interpreter
+        of_setup = [f"python is {interpreter}, as 'setup' makes it"] if interpreter else []
+        parts = [
+            f"other {kind} than the first attempt: {changes_in_words(of_kind)}" for kind, of_kind in changes.items()
+        ]
+        lines[number] = [*of_setup, *parts]
+        [(first_node, noted), *others] = by_node.items()
+        for node, note in others:
+            own = _read_packages(directory, note.software) if note.software != noted.software else None
+            if own and environment.software:
+                differ = changes_in_words(package_changes(environment.software, own))
+                lines[number].append(f"other packages on node {node} than on node {first_node}: {differ}")
+    # What nodes ran beside their ranks, and failed.
+    numbers = {attempt.key: attempt.number for attempt in run.attempts}
+    for event in workspace.store.events(run.id, HelperFailed):
+        if (failed := numbers.get(attempt_of(event.source))) is not None:
+            lines.setdefault(failed, []).append(f"{event.payload.why}, on node {event.payload.node}")
+    return {number: lines[number] for number in sorted(lines) if lines[number]}
+
+
+def _environment_notes(workspace: Workspace, run: Run) -> dict[int, dict[int, EnvironmentNoted]]:
+    """What nodes have noted, by attempt and node, in their order."""
+    numbers = {attempt.key: attempt.number for attempt in run.attempts}
+    notes: dict[int, dict[int, EnvironmentNoted]] = {}
+    for event in workspace.store.events(run.id, EnvironmentNoted):
+        if (number := numbers.get(attempt_of(event.source))) is not None:
+            notes.setdefault(number, {})[event.payload.node] = event.payload
+    return {number: dict(sorted(notes[number].items())) for number in sorted(notes)}
+
+
+def _environment(directory: RunDir, by_node: Mapping[int, EnvironmentNoted]) -> Environment:
+    first = next(iter(by_node.values()))
+    return Environment(
+        software=_read_packages(directory, first.software),
+        versions=first.versions,
+        machines=kinds_of(note.machine for note in by_node.values()),
+        variables=first.variables,
+    )
+
+
+def _read_packages(directory: RunDir, name: str) -> Software | None:
+    """A list of packages; None if it is missing, or its name is none."""
+    if not (name.isalnum() and name.isascii()):
+        return None
+    with contextlib.suppress(OSError):
+        return Software.from_text(read_checked(directory.software(name)).decode(errors="replace"))
+    return None

@@ -22,9 +22,8 @@ from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.layout import ArrayDir, RunDir, RunsRoot, SubmissionDir
 from slurmtrain.model.run.run import CAUSE_OF_STATE, HELD, SUSPENDED, Attempt, Live, Run, base, is_final
-from slurmtrain.ops.shared.run_files import checkpoints_on_disk, last_error_line, last_written_at
+from slurmtrain.ops.shared.local_jobs import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.slurm.jobs import find_unclaimed_job, is_named_after, job_arrays, second_jobs
 from slurmtrain.slurm.parse import (
     HELD_BY_ADMIN,
     HELD_BY_SLURM,
@@ -32,11 +31,14 @@ from slurmtrain.slurm.parse import (
     Job,
     bare_reason,
     describe_reason,
+    find_unclaimed_job,
+    is_named_after,
+    job_arrays,
     read_job,
     read_time,
+    second_jobs,
 )
-from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
-from slurmtrain.slurm.scheduler import Accounting, Queue
+from slurmtrain.slurm.scheduler import GIVEN_UP_S, Accounting, Queue, may_change, needs_accounting, new_observations
 from slurmtrain.slurm.slurm_commands import run_command
 from slurmtrain.system.locks import locked
 
@@ -88,7 +90,13 @@ def live_jobs(workspace: Workspace, run_id: str, run: Run | None) -> list[str]:
     if not queue.answered:
         raise SlurmDown(f"{queue.problem}; the job of run {run_id} may still run; try again later")
     own = {attempt.job_id for attempt in run.attempts} if run else set()
-    own |= _elements_of(workspace, run_id, queue)
+    prefix = f"{workspace.root.run(run_id).submissions}/"
+    for array_id, job_id in job_arrays(queue.jobs).items():
+        with contextlib.suppress(OSError):
+            for link in workspace.root.array(array_id).elements.iterdir():
+                if f"{link.readlink()}".startswith(prefix):
+                    # The links of a pack also name the slots of its runs.
+                    own.add(f"{job_id}_{link.name.partition('.')[0]}")
     name = run.name if run is not None else ""
     own |= {job.id for job in second_jobs(queue.jobs.values(), name).get(run_id, ())}
     return [
@@ -96,19 +104,6 @@ def live_jobs(workspace: Workspace, run_id: str, run: Run | None) -> list[str]:
         for job in queue.jobs.values()
         if (job.id in own or is_named_after(job, run_id, name)) and not is_final(job.state)
     ]
-
-
-def _elements_of(workspace: Workspace, run_id: str, queue: Queue) -> set[str]:
-    """The elements of job arrays in Slurm's queue that are jobs of a run, by the links that led them there."""
-    elements = set()
-    prefix = f"{workspace.root.run(run_id).submissions}/"
-    for array_id, job_id in job_arrays(queue.jobs).items():
-        with contextlib.suppress(OSError):
-            for link in workspace.root.array(array_id).elements.iterdir():
-                if f"{link.readlink()}".startswith(prefix):
-                    # The links of a pack also name the slots of its runs.
-                    elements.add(f"{job_id}_{link.name.partition('.')[0]}")
-    return elements
 
 
 def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook:
@@ -127,14 +122,15 @@ def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook
         accounting = _accounting(workspace, open_runs, queue, orphans)
         if accounting is not None and not accounting.answered:
             look.problems.append(f"{accounting.problem}; runs whose jobs have ended may be shown as they were before")
+        # The answers are used while the locks of orphans are held: no submission can make them wrong.
         answers = _Answers(queue, accounting, asked_at)
         for directory, run in open_runs.items():
-            journal_news = _adopt if directory in orphans else _note
+            journal_news = _adopt_job if directory in orphans else _note
             if journal_news(workspace, directory, run, answers):
                 look.changed.append(directory)
-            live = _live(run, queue)
-            if live is not None:
-                look.live[directory.id] = live
+            job = queue.job(run.newest.job_id) if run.newest is not None else None
+            if job is not None and not is_final(job.state):
+                look.live[directory.id] = live_of(job)
     return look
 
 
@@ -161,33 +157,26 @@ def _orphans(workspace: Workspace, runs: Mapping[RunDir, Run], locks: ExitStack)
     from slurmtrain.slurm.slurm_launch import is_submitting
 
     make_room(len(runs))
-    unlocked = [directory for directory, run in runs.items() if _has_no_job(run) and _take_lock(directory, locks)]
+    unlocked: dict[RunDir, Attempt] = {}
+    for directory, run in runs.items():
+        newest = run.newest
+        if newest is None or newest.job_id or newest.handed_over or not directory.path.exists():
+            continue
+        # A run that cannot be written to is left to its owner.
+        with contextlib.suppress(PathError):
+            if locks.enter_context(locked(directory.lock, wait=False)) is not None:
+                unlocked[directory] = newest
     # If a submission's journal has more than was read, the submission has ended since.
-    ended = set(workspace.store.unread(unlocked))
-    submissions = {directory: _handed_over_by(workspace, directory, runs[directory]) for directory in unlocked}
-    alive = {submission for submission in set(submissions.values()) if submission and is_submitting(submission)}
-    return frozenset(d for d, submission in submissions.items() if d not in ended and submission not in alive)
-
-
-def _has_no_job(run: Run) -> bool:
-    return run.newest is not None and not run.newest.job_id and not run.newest.handed_over
-
-
-def _take_lock(directory: RunDir, locks: ExitStack) -> bool:
-    try:
-        return directory.path.exists() and locks.enter_context(locked(directory.lock, wait=False)) is not None
-    except PathError:
-        return False  # a run that cannot be written to is left to its owner
-
-
-def _handed_over_by(workspace: Workspace, directory: RunDir, run: Run) -> SubmissionDir | ArrayDir | None:
-    """What a process on this machine would be submitting for the run; None if it would be on another machine."""
-    newest = run.newest
-    if newest is None or not _from_here(newest):
-        return None
-    submission = directory.submission(newest.submission)
-    element = _element(submission)
-    return submission if element is None else workspace.root.array(element[0])
+    ended = set(workspace.store.unread(list(unlocked)))
+    # Of submissions from other machines, no process is here.
+    submissions: dict[RunDir, SubmissionDir | ArrayDir] = {}
+    for directory, newest in unlocked.items():
+        if _from_here(newest):
+            submission = directory.submission(newest.submission)
+            element = _element(submission)
+            submissions[directory] = submission if element is None else workspace.root.array(element[0])
+    alive = {submission for submission in set(submissions.values()) if is_submitting(submission)}
+    return frozenset(d for d in unlocked if d not in ended and submissions.get(d) not in alive)
 
 
 def _element(submission: SubmissionDir) -> tuple[str, int] | None:
@@ -200,14 +189,20 @@ def _element(submission: SubmissionDir) -> tuple[str, int] | None:
     return None
 
 
-def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers) -> bool:
+def _adopt_job(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers) -> bool:
     """Find the job of a submission that was killed, or note that there is none."""
     from slurmtrain.model.run.events.command_events import Submitted, Unstarted
 
     newest, queue, accounting = run.newest, answers.queue, answers.accounting
     assert newest is not None
     claimed = {attempt.job_id for attempt in run.attempts}
-    job_id = _find_job(answers, directory.submission(newest.submission), run.name, claimed)
+    element = _element(directory.submission(newest.submission))
+    if element is None:
+        job_id = find_unclaimed_job(answers.jobs, run.id, run.name, claimed)
+    else:
+        # One call of sbatch makes all elements, whichever of them are listed by now.
+        array = answers.arrays.get(element[0])
+        job_id = None if array is None else f"{array}_{element[1]}"
     if job_id is not None:
         with workspace.journal(directory, "adopt") as journal:
             journal.write(Submitted(submission=newest.submission, job_id=job_id, adopted=True))
@@ -221,19 +216,6 @@ def _adopt(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers)
         reason = "its submission was killed before Slurm had the job"
         journal.write(Unstarted(submission=newest.submission, reason=reason))
     return True
-
-
-def _find_job(answers: _Answers, submission: SubmissionDir, name: str, claimed: Collection[str]) -> str | None:
-    """The id of the job of a submission that was killed, among the unclaimed jobs of ``answers``.
-
-    ``name``: the run's name. ``claimed``: ids of jobs that belong to other submissions.
-    """
-    element = _element(submission)
-    if element is None:
-        return find_unclaimed_job(answers.jobs, submission.run.id, name, claimed)
-    # One call of sbatch makes all elements, whichever of them are listed by now.
-    array = answers.arrays.get(element[0])
-    return None if array is None else f"{array}_{element[1]}"
 
 
 def _from_here(attempt: Attempt) -> bool:
@@ -263,45 +245,22 @@ def _with_files(directory: RunDir, run: Run, observed: JobObserved) -> JobObserv
         return observed
     place = directory.attempt(observed.job_id or "", observed.restart)
     attempt = next((attempt for attempt in run.attempts if attempt.key == place.path.name), None)
-    reason = observed.reason
-    if reason is None and not (attempt and attempt.hosts):
-        reason = _why_silent(directory, run, observed)
+    reason, nodes = observed.reason, observed.nodes
+    is_slurms = base(observed.state or "") in ("CANCELLED", "PREEMPTED", "NODE_FAIL", "REQUEUED", "BOOT_FAIL")
+    if reason is None and not (attempt and attempt.hosts) and not is_slurms:
+        # Its agents journaled nothing: the last output of the job may tell why.
+        submission = directory.submission(run.newest.submission if run.newest else 0)
+        pattern = f"{observed.job_id}_*_log.out"
+        logs = sorted(submission.submitit.glob(pattern))
+        if not logs and (element := _element(submission)) is not None:
+            # What the batch script of a pack printed, before or instead of starting its tasks.
+            logs = sorted(RunsRoot(directory.path.parent).array(element[0]).submitit.glob(pattern))
+        silent = "its log is empty"
+        if not logs:
+            silent = f"it left no log; perhaps the nodes {nodes} cannot see or write to {directory.path}"
+        reason = next((line for log in logs if (line := last_error_line(log))), silent)
     checkpoints = checkpoints_on_disk(directory)
     return replace(observed, last_seen=last_written_at(place, attempt), checkpoints=checkpoints, reason=reason)
-
-
-def _why_silent(directory: RunDir, run: Run, observed: JobObserved) -> str:
-    """The last output of a job whose agents journaled nothing."""
-    if base(observed.state or "") in ("CANCELLED", "PREEMPTED", "NODE_FAIL", "REQUEUED", "BOOT_FAIL"):
-        return ""
-    submission = directory.submission(run.newest.submission if run.newest else 0)
-    pattern = f"{observed.job_id}_*_log.out"
-    logs = sorted(submission.submitit.glob(pattern))
-    if not logs and (element := _element(submission)) is not None:
-        # What the batch script of a pack printed, before or instead of starting its tasks.
-        logs = sorted(RunsRoot(directory.path.parent).array(element[0]).submitit.glob(pattern))
-    for log in logs:
-        if line := last_error_line(log):
-            return line
-    if logs:
-        return "its log is empty"
-    return f"it left no log; perhaps the nodes {observed.nodes} cannot see or write to {directory.path}"
-
-
-def _live(run: Run, queue: Queue) -> Live | None:
-    job = queue.job(run.newest.job_id) if run.newest is not None else None
-    if job is None or is_final(job.state):
-        return None
-    live = live_of(job)
-    return replace(live, reason=f"{live.reason}{_suspended_since(job.id)}") if live.state == SUSPENDED else live
-
-
-def _suspended_since(job_id: str) -> str:
-    """Since when a suspended job has been so, for the end of a sentence, which squeue does not say."""
-    with contextlib.suppress(SlurmDown):
-        at = read_time(read_job(run_command("scontrol", "show", "job", job_id)).get("SuspendTime", ""))
-        return f" since {iso(at)}" if at is not None else ""
-    return ""
 
 
 def holder(live: Live) -> str:
@@ -325,7 +284,14 @@ def live_of(job: Job) -> Live:
     if state == "PENDING" or state in HELD:
         reason = describe_reason(job.reason, job.id)
         return Live(state=state, code=job.reason, reason=reason, starts_at=job.starts_at, priority=job.priority)
-    return Live(state=state, nodes=job.nodes, reason=_IN_WORDS.get(state, f"Slurm says {job.state}"))
+    reason = _IN_WORDS.get(state, f"Slurm says {job.state}")
+    # squeue does not say since when a job is suspended.
+    with contextlib.suppress(SlurmDown):
+        if state == SUSPENDED:
+            record = read_job(run_command("scontrol", "show", "job", job.id))
+            since = read_time(record.get("SuspendTime", ""))
+            reason += "" if since is None else f" since {iso(since)}"
+    return Live(state=state, nodes=job.nodes, reason=reason)
 
 
 _IN_WORDS = {

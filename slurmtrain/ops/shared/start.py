@@ -37,7 +37,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import (
     LaunchError,
@@ -54,11 +54,9 @@ from slurmtrain.model.experiment.sections import write_requeue
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.events.command_events import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
 from slurmtrain.model.run.layout import ALPHABET, ArrayDir, RunDir, SubmissionDir, run_id, unusable_in_root
-from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.interrupt import uninterrupted
-from slurmtrain.ops.shared.interruption_stats import PartitionStats, outlook
 from slurmtrain.ops.shared.ledger_file import exclusions
-from slurmtrain.ops.shared.next_attempts import NewAttempt, shares_job
+from slurmtrain.ops.shared.next_attempts import NewAttempt, PartitionStats, outlook, run_settings, shares_job
 from slurmtrain.ops.shared.start_order import (
     earlier_elements,
     jobs_of_namesakes,
@@ -115,10 +113,10 @@ def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan], p
 
         check(plans, workspace.scheduler, pack)
         return
-    from slurmtrain.local.local_launch import check as check_local
+    from slurmtrain.local import check_here
 
     for plan in plans:
-        check_local(plan)
+        check_here(plan)
 
 
 def start(
@@ -152,12 +150,14 @@ def start(
     first, on_slurm = attempts[0], attempts[0].executor == "slurm"
     environ = of_sbatch() if on_slurm else {}
     requests = [_as_requested(each, environ) for each in attempts]
+    # Asked once: all of them request the same from Slurm.
     excluded = exclusions(workspace, requests[0].plan, first.excluded_nodes, slurm=on_slurm)
     stats = outlook(workspace, first.run.id, requests[0].plan, first.executor)
     requests = [replace(each, excluded_nodes=excluded.nodes) for each in requests]
     # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
     local_id = None if on_slurm else "local-" + "".join(secrets.choice(ALPHABET) for _ in range(_JOB_DIGITS))
     locks = [each.held.lock for each in attempts]
+    # From here on there is something that a killed command would leave: a first signal waits for the end.
     with uninterrupted(), ExitStack() as stack:
         array = _new_array(workspace) if len(attempts) > 1 else None
         group = _Group(workspace, first.run, command, stats, array, None if array is None else pack)
@@ -172,13 +172,15 @@ def start(
             with group.together():
                 left_out = group.prepare(attempts, requests, submission)
         except BaseException:
+            # No event names the array yet.
             group.remove()
             raise
         try:
             with group.together():
                 group.announce(local_id)
-            job_id, process = _submit(group, launcher, locks, at_once, local_id)
+            job_id, process = _submit_group(group, launcher, locks, at_once, local_id)
         except SubmissionUncertain:
+            # Everything stays as it is: the job may exist, and 'sync' searches for it by what is written.
             raise
         except (LaunchError, RequestRefused, OSError) as error:
             group.withdraw(local_id, error)
@@ -297,9 +299,11 @@ class _Group:
         try:
             _claim(attempt, submission)
         except RunBusy:
+            # The other command has a directory of its own.
             submission.path.rmdir()
             raise
         try:
+            # Most runs of a sweep begin as they were created: a link costs no blocks.
             if not (attempt.is_as_created and link_new(submission.plan, attempt.run.plan)):
                 write_new(submission.plan, json_bytes(attempt.plan.to_json()))
             write_new(submission.launch, json_bytes(launch.to_dict()))
@@ -325,34 +329,31 @@ class _Group:
         """
         for each in self.prepared:
             with each.journal as journal:
-                journal.write(self._submitting(each, job_id))
+                attempt = each.attempt
+                spec, nodes = attempt.plan.spec, attempt.plan.spec.resources.allocated
+                event = Submitting(
+                    submission=each.submission.number,
+                    job_id=job_id,
+                    attempt=attempt.number,
+                    code=attempt.plan.code.hash if attempt.plan.code is not None else None,
+                    executor=attempt.executor,
+                    host=socket.gethostname(),
+                    overrides=attempt.overrides,
+                    from_start=attempt.from_start,
+                    by=self.command,
+                    requeue=write_requeue(spec.requeue),
+                    nodes=(nodes.min, nodes.max),
+                    follows=None if attempt.predecessor is None else attempt.predecessor.path.name,
+                    without=attempt.excluded_nodes or None,
+                    partition=self.stats.partition or None,
+                    inherited=dict(attempt.inherited) or None,
+                    pack=self.pack.to_dict() if self.pack else None,
+                )
+                # Only overrides change what a run trains with, and all later submissions repeat them.
+                is_restated = self.command == "resume" or attempt.overrides
+                journal.write(replace(event, **run_settings(attempt.plan)) if is_restated else event)
             # Before the job exists, since an agent ends at once if the lease does not name its submission.
             lease.grant(each.submission)
-
-    def _submitting(self, prepared: _Prepared, job_id: str | None) -> Submitting:
-        attempt = prepared.attempt
-        spec, nodes = attempt.plan.spec, attempt.plan.spec.resources.allocated
-        event = Submitting(
-            submission=prepared.submission.number,
-            job_id=job_id,
-            attempt=attempt.number,
-            code=attempt.plan.code.hash if attempt.plan.code is not None else None,
-            executor=attempt.executor,
-            host=socket.gethostname(),
-            overrides=attempt.overrides,
-            from_start=attempt.from_start,
-            by=self.command,
-            requeue=write_requeue(spec.requeue),
-            nodes=(nodes.min, nodes.max),
-            follows=None if attempt.predecessor is None else attempt.predecessor.path.name,
-            without=attempt.excluded_nodes or None,
-            partition=self.stats.partition or None,
-            inherited=dict(attempt.inherited) or None,
-            pack=self.pack.to_dict() if self.pack else None,
-        )
-        # Only overrides change what a run trains with, and all later submissions repeat them.
-        is_restated = self.command == "resume" or attempt.overrides
-        return replace(event, **run_settings(attempt.plan)) if is_restated else event
 
     def withdraw(self, job_id: str | None, error: Exception) -> None:
         """Journal that nothing was started. If the disk is full, the next command notices that there is no job.
@@ -403,6 +404,7 @@ class _Group:
         # Its answers so far are from before these jobs.
         self.workspace.scheduler.forget()
         if process is None:
+            # Jobs behind these runs wait for their earlier jobs, if they have had any.
             notes += move_dependents(self.workspace, [each.attempt.run for each in self.prepared])
         return notes, [
             self._cancel(each.attempt, submitted)
@@ -431,7 +433,7 @@ class _Group:
         return RunCancelled(f"{message}; job {submitted.job_id} was too")
 
 
-def _submit(
+def _submit_group(
     group: _Group, launcher: Popen[str] | None, locks: Sequence[int], at_once: int | None, local_id: str | None
 ) -> tuple[str, Process | None]:
     """Submit the job or the array; returns its id, and the controller of a local job.
@@ -445,7 +447,7 @@ def _submit(
     """
     attempt, submission = group.prepared[0].attempt, group.prepared[0].submission
     if launcher is None:
-        from slurmtrain.local.local_launch import launch as launch_here
+        from slurmtrain.local import launch_here
 
         assert local_id is not None
         return local_id, launch_here(attempt.plan, submission, local_id, attempt.secrets)
@@ -509,25 +511,19 @@ def _claim(attempt: NewAttempt, submission: SubmissionDir) -> None:
     if after is None:
         return
     claim = lease.read_claim(after, by=_COMMANDS)
-    if claim is not None and _is_void(submission, claim):
-        lease.release_claim(after, by=_COMMANDS)
+    if claim is not None:
+        # A claim is void if its command was killed before it journaled a submission. A process on another machine
+        # cannot be checked: the claim's age decides then, whichever clock is ahead.
+        dead = False
+        with contextlib.suppress(KeyError, TypeError, ValueError):
+            dead = Process.from_dict(claim["process"]).alive() is False
+        if dead or abs(time.time() - float(claim.get("t", 0.0))) >= _CLAIM_S:
+            from slurmtrain.runtime.job.run_reader import read_run
+
+            if all(attempt.submission != claim.get("submission") for attempt in read_run(submission.run).attempts):
+                lease.release_claim(after, by=_COMMANDS)
     if not lease.claim_restart(after, _COMMANDS, {"submission": submission.number}):
         raise RunBusy(f"another command is just starting run {submission.run.id} again; try again in a moment")
-
-
-def _is_void(submission: SubmissionDir, claim: Mapping[str, Any]) -> bool:
-    """Whether a claim is void: its command was killed before it journaled a submission."""
-    from slurmtrain.runtime.job.run_reader import read_run
-
-    process = claim.get("process")
-    # A process on another machine cannot be checked: the claim's age decides then, whichever clock is ahead.
-    dead = False
-    with contextlib.suppress(KeyError, TypeError, ValueError):
-        dead = process is not None and Process.from_dict(process).alive() is False
-    if not dead and abs(time.time() - float(claim.get("t", 0.0))) < _CLAIM_S:
-        return False
-    number = claim.get("submission")
-    return all(attempt.submission != number for attempt in read_run(submission.run).attempts)
 
 
 def _release_claim(attempt: NewAttempt) -> None:

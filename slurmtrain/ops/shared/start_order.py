@@ -14,22 +14,31 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import LaunchError, PathError, RunBusy, SlurmDown, SlurmtrainError
 from slurmtrain.model.experiment.slurm_options import is_singleton
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.run.layout import RUN_ID, RunDir
-from slurmtrain.model.run.lineage import EARLY, Upstream, standing
+from slurmtrain.model.run.lineage import (
+    AFTER,
+    EARLY,
+    UPSTREAM,
+    Upstream,
+    describe_failure,
+    describe_wait,
+    standing,
+    tree_order,
+)
 from slurmtrain.model.run.run import is_final
-from slurmtrain.ops.shared.observe import ListedRuns, observe
+from slurmtrain.ops.shared.observe import ListedRuns, Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.upstreams import dependents_of, has_begun, read_upstreams
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run
+    from slurmtrain.registry.rows import Listed
 
 # Why Slurm does not start a job that is to look again later (squeue(1), JOB REASON CODES).
 BEGIN_TIME = "BeginTime"
@@ -113,17 +122,15 @@ def jobs_of_namesakes(workspace: Workspace, spec: Spec) -> list[str]:
             f"'slurm.dependency: singleton' waits for other jobs of the name {spec.name}, and Slurm does not say which "
             f"there are: {queue.problem}; try again later"
         )
-    waits = [job.id for job in queue.jobs.values() if not is_final(job.state) and _is_other(workspace, spec, job.name)]
-    # Of an array all elements: their names are the same.
-    return list(dict.fromkeys(job_id.partition("_")[0] for job_id in waits))
-
-
-def _is_other(workspace: Workspace, spec: Spec, job_name: str) -> bool:
-    """Whether a job has the name of a spec, and belongs to no run of this runs root."""
-    name, _, run_id = job_name.rpartition("-")
-    if name != spec.name or not RUN_ID.fullmatch(run_id):
-        return job_name == spec.name
-    return not (workspace.root.run(run_id).path.exists() or workspace.root.array(run_id).path.exists())
+    waits: dict[str, None] = {}
+    for job in queue.jobs.values():
+        name, _, run_id = job.name.rpartition("-")
+        is_run = name == spec.name and RUN_ID.fullmatch(run_id) is not None
+        is_here = is_run and (workspace.root.run(run_id).path.exists() or workspace.root.array(run_id).path.exists())
+        if not is_final(job.state) and (is_run or job.name == spec.name) and not is_here:
+            # Of an array all elements: their names are the same.
+            waits[job.id.partition("_")[0]] = None
+    return list(waits)
 
 
 # --- ends ------------------------------------------------------------------------------------------------------------
@@ -147,6 +154,7 @@ def end_blocked(workspace: Workspace, run_ids: Iterable[str]) -> dict[str, str]:
         ended |= blocked
         if blocked:
             observe(workspace, list(blocked), ask_slurm=False)
+        # What waits for these can never start either.
         candidates = [run_id for run_id in dependents(workspace, blocked) if run_id not in ended]
     if jobs:
         # If this is killed, or Slurm does not answer: what starts sees that the run is over, and ends at once.
@@ -205,7 +213,17 @@ def _end_if_blocked(workspace: Workspace, run_id: str, jobs: list[str]) -> str:
             run = workspace.store.load(run_id)
             problem = upstream_problem(workspace, directory)
             if problem and run is not None and _waits(run):
-                jobs.append(_end(workspace, directory, run, problem))
+                # Imported here: most commands end nothing.
+                from slurmtrain.model.run.events.command_events import UpstreamFailed
+                from slurmtrain.runtime.job import lease
+
+                newest = run.newest
+                assert newest is not None
+                ended = UpstreamFailed(job_id=newest.job_id, restart=newest.restart, reason=problem)
+                with contextlib.suppress(OSError), workspace.journal(directory, "chain") as journal:
+                    journal.write(ended)
+                    lease.close(directory, None, "failed")
+                jobs.append(newest.job_id)
                 return problem
     return ""
 
@@ -216,19 +234,6 @@ def _waits(run: Run) -> bool:
     if newest is None or run.executor != "slurm" or run.ended or run.unreadable or not newest.job_id:
         return False
     return newest.restarted_by is not None or (newest.state in ("pending", "requeued") and not newest.hosts)
-
-
-def _end(workspace: Workspace, directory: RunDir, run: Run, problem: str) -> str:
-    """Journal that a run is over, and why; returns the job that is to be cancelled."""
-    from slurmtrain.model.run.events.command_events import UpstreamFailed
-    from slurmtrain.runtime.job import lease
-
-    newest = run.newest
-    assert newest is not None
-    with contextlib.suppress(OSError), workspace.journal(directory, "chain") as journal:
-        journal.write(UpstreamFailed(job_id=newest.job_id, restart=newest.restart, reason=problem))
-        lease.close(directory, None, "failed")
-    return newest.job_id
 
 
 # --- jobs ------------------------------------------------------------------------------------------------------------
@@ -292,23 +297,15 @@ def _is_late(workspace: Workspace, run_id: str) -> bool:
         upstreams = read_upstreams(directory)
         if run is not None and upstreams and not has_begun(directory) and _was_early(run):
             stands = standing(upstreams, upstream_runs(workspace, upstreams))
-            return stands.is_ready or _is_any_queued(workspace, stands.waits)
-    return False
-
-
-def _is_any_queued(workspace: Workspace, upstreams: Sequence[Upstream]) -> bool:
-    """Whether Slurm has a job of any of these runs."""
-    queue = workspace.scheduler.queue()
-    for run in upstream_runs(workspace, upstreams).values():
-        job = queue.job(run.newest.job_id) if run.newest is not None and run.newest.job_id else None
-        if job is not None and not is_final(job.state):
-            return True
+            waits = [] if stands.is_ready else upstream_runs(workspace, stands.waits).values()
+            jobs = [workspace.scheduler.queue().job(each.newest.job_id) for each in waits if each.newest is not None]
+            return stands.is_ready or any(job is not None and not is_final(job.state) for job in jobs)
     return False
 
 
 def _move(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
     """Let the jobs of runs wait for their upstreams' jobs, if they still wait at all; returns notes."""
-    from slurmtrain.slurm.jobs import join_elements
+    from slurmtrain.slurm.parse import join_elements
     from slurmtrain.slurm.requeue import move_behind
 
     moves: dict[tuple[str, bool], dict[str, str]] = {}
@@ -321,7 +318,7 @@ def _move(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
             notes.append(_describe_failure([run_id], error))
             continue
         if move is not None:
-            moves.setdefault((move.dependency, move.at_once), {})[move.job_id] = run_id
+            moves.setdefault(move[1], {})[move[0]] = run_id
     for (dependency, at_once), jobs in moves.items():
         for elements in join_elements(jobs):
             try:
@@ -341,21 +338,14 @@ def _describe_failure(run_ids: Sequence[str], error: SlurmtrainError) -> str:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Move:
-    """What a pending job is to wait for. ``at_once``: and for no time any more."""
+def _move_of(
+    directory: RunDir, upstream_jobs: dict[tuple[str, ...], Sequence[str]]
+) -> tuple[str, tuple[str, bool]] | None:
+    """The waiting job of a run, what it is to wait for, and whether for no time any more; None if it has none.
 
-    job_id: str
-    dependency: str
-    at_once: bool
-
-
-def _move_of(directory: RunDir, upstream_jobs: dict[tuple[str, ...], Sequence[str]]) -> _Move | None:
-    """How the job of a run is to be moved; None if it has begun, or has none. Raises PathError.
-
-    ``upstream_jobs``: jobs of the upstreams, by the upstreams' ids: the runs of a sweep share them.
+    ``upstream_jobs``: jobs of the upstreams, by the upstreams' ids: the runs of a sweep share them. Raises PathError.
     """
-    from slurmtrain.ops.shared.current_plan import current_plan
+    from slurmtrain.ops.shared.next_attempts import current_plan
     from slurmtrain.runtime.job.run_reader import read_run
     from slurmtrain.runtime.upstreams import unfinished_jobs
     from slurmtrain.slurm.request import dependency_of
@@ -364,8 +354,10 @@ def _move_of(directory: RunDir, upstream_jobs: dict[tuple[str, ...], Sequence[st
     if not any(directory.submissions.glob("*")) or has_begun(directory):
         return None
     run = read_run(directory)
-    job = _waiting_job(run)
-    if job is None:
+    newest = run.newest
+    if newest is None or run.executor != "slurm" or not newest.job_id:
+        return None
+    if newest.state not in ("pending", "requeued") and newest.restarted_by != "slurm":
         return None
     upstreams = read_upstreams(directory)
     key = tuple(upstream.run for upstream in upstreams)
@@ -375,18 +367,192 @@ def _move_of(directory: RunDir, upstream_jobs: dict[tuple[str, ...], Sequence[st
     has_predecessor = len({attempt.job_id for attempt in run.attempts if attempt.job_id}) > 1
     dependency = dependency_of(current_plan(directory, run), after, singleton=has_predecessor)
     # One that has not started yet may have to wait for a time that its spec says.
-    return _Move(job, dependency, at_once=_was_early(run))
-
-
-def _waiting_job(run: Run) -> str | None:
-    """The job of a run that may wait in the queue; None if there is none."""
-    newest = run.newest
-    if newest is None or run.executor != "slurm" or not newest.job_id:
-        return None
-    waits = newest.state in ("pending", "requeued") or newest.restarted_by == "slurm"
-    return newest.job_id if waits else None
+    return newest.job_id, (dependency, _was_early(run))
 
 
 def _was_early(run: Run) -> bool:
     """Whether the last start of a run was before its turn: its job may wait for the time to look again."""
     return next((attempt.cause for attempt in reversed(run.attempts) if attempt.cause), None) == EARLY
+
+
+# --- what people see of chains ---------------------------------------------------------------------------------------
+
+# How many runs of a chain, or of a family, are listed.
+_MOST_RUNS = 100
+# The states of a run that may wait for others.
+WAITING = frozenset({"created", "pending", "requeued"})
+
+
+def upstreams_of(directory: RunDir) -> list[Upstream]:
+    """The runs that one starts after; empty if that cannot be read."""
+    from slurmtrain.runtime.upstreams import read_upstreams
+
+    with contextlib.suppress(PathError):
+        return read_upstreams(directory)
+    return []
+
+
+def describe_waits(workspace: Workspace, listed: Listed) -> str:
+    """What a run waits for, such as ``after pretrain (running, step 120)``, or why it never starts; empty if it may."""
+    if not _waits_for_runs(workspace, listed):
+        return ""
+    from slurmtrain.model.query.comparison import count_states
+
+    upstreams = upstreams_of(workspace.root.run(listed.id))
+    runs = workspace.store.listed([upstream.run for upstream in upstreams])
+    for each in upstreams:
+        listed_upstream = runs.get(each.run)
+        if listed_upstream is None and not each.any:
+            return f"cannot start: the directory of run {each} was deleted"
+        if listed_upstream and listed_upstream.ended and listed_upstream.state != "completed" and not each.any:
+            return f"cannot start: {describe_failure(each, listed_upstream.state, listed_upstream.reason)}"
+    waits: dict[str, list[Listed]] = {}
+    for each in upstreams:
+        if each.run in runs and not runs[each.run].ended:
+            waits.setdefault(each.name, []).append(runs[each.run])
+    phrases = [
+        # A run knows those that it waits for by a name, which may be a sweep's.
+        describe_wait(name, of_name[0].state, of_name[0].row["step"])
+        if len(of_name) == 1
+        else f"after {name} ({count_states([run.state for run in of_name])})"
+        for name, of_name in waits.items()
+    ]
+    return ", ".join(phrases[:3]) + (f" and {len(phrases) - 3} more" if len(phrases) > 3 else "")
+
+
+def _waits_for_runs(workspace: Workspace, listed: Listed) -> bool:
+    """Whether a run starts after others, and has not begun."""
+    if listed.state not in WAITING or not any(parent.get("relation") == AFTER for parent in listed.parents):
+        return False
+    return not workspace.root.run(listed.id).upstream_facts.exists()
+
+
+def chain_json(workspace: Workspace, run_id: str) -> dict[str, Any]:
+    """The runs that one starts after, and the runs that start after it, as ``show --json`` has them."""
+    directory = workspace.root.run(run_id)
+    upstreams = upstreams_of(directory)
+    after = dependents(workspace, [run_id])
+    if not upstreams and not after:
+        return {"after": [], "before": [], "chain": []}
+    tree = tree_order(chains_of(workspace, [run_id], _MOST_RUNS), [run_id])
+    runs = observe(workspace, [*(upstream.run for upstream in upstreams), *after, *tree], ask_slurm=False).runs
+    return {
+        "after": [
+            {**_chain_facts(runs.fetch([each.run]), each.run), "condition": "afterany" if each.any else "afterok"}
+            for each in upstreams
+        ],
+        "before": [_chain_facts(runs.fetch([each]), each) for each in after],
+        "chain": [{**_chain_facts(runs.fetch([each]), each), "depth": depth} for each, depth in tree.items()],
+    }
+
+
+def chains_of(workspace: Workspace, run_ids: Sequence[str], most: int | None = None) -> dict[str, list[str]]:
+    """For these runs, all before and after them, and all before and after these: the runs that each starts after.
+
+    Args:
+        workspace: Where they are.
+        run_ids: The runs.
+        most: The greatest number of runs; None: all. Runs that are left out stand nowhere in the result.
+    """
+    above: dict[str, list[str]] = {}
+    queue = list(run_ids)[:most]
+    while queue:
+        above |= {run_id: [each.run for each in upstreams_of(workspace.root.run(run_id))] for run_id in queue}
+        related = dict.fromkeys([*(each for run_id in queue for each in above[run_id]), *dependents(workspace, queue)])
+        queue = [run_id for run_id in related if run_id not in above]
+        queue = queue if most is None else queue[: max(0, most - len(above))]
+    return {run_id: [each for each in upper if each in above] for run_id, upper in above.items()}
+
+
+def _chain_facts(runs: Mapping[str, Listed], run_id: str) -> dict[str, Any]:
+    listed = runs.get(run_id)
+    if listed is None:
+        return {"id": run_id, "name": None, "state": None, "step": None}
+    return {"id": run_id, "name": listed.name, "state": listed.state, "step": listed.row["step"]}
+
+
+def open_dependents(workspace: Workspace, observed: Observed, run_ids: Sequence[str]) -> list[str]:
+    """The runs that have not ended and start after any of these, directly or in turn.
+
+    Args:
+        workspace: Where they are.
+        observed: The runs as observed.
+        run_ids: The runs.
+    """
+    queue, following = list(run_ids), dict.fromkeys(run_ids)
+    while queue:
+        queue = [each for each in dependents(workspace, queue) if each not in following]
+        following |= dict.fromkeys(queue)
+    listed = observed.runs.fetch(each for each in following if each not in run_ids)
+    return [run_id for run_id, run in listed.items() if not run.ended]
+
+
+def open_upstreams(workspace: Workspace, runs: Mapping[str, Listed]) -> list[str]:
+    """The runs that any of these still waits for, and the runs that these wait for in turn.
+
+    Args:
+        workspace: Where they are.
+        runs: The runs by id, as observed.
+    """
+    queue: Mapping[str, Listed] = runs
+    above: dict[str, Listed] = {}
+    while waiting := [run for run in queue.values() if _waits_for_runs(workspace, run)]:
+        ids = {each.run for run in waiting for each in upstreams_of(workspace.root.run(run.id))}
+        queue = workspace.store.listed(ids - above.keys() - runs.keys())
+        above |= queue
+    return [run_id for run_id, run in above.items() if not run.ended]
+
+
+def describe_blocked(workspace: Workspace, run_ids: Sequence[str]) -> Iterator[str]:
+    """A line for each of these runs that has ended because one that it waited for did."""
+    if run_ids:
+        for run_id, listed in observe(workspace, run_ids, ask_slurm=False).runs.fetch(run_ids).items():
+            if listed.row["cause"] == UPSTREAM:
+                yield f"run {run_id} is {listed.state}: {listed.reason}"
+
+
+# --- lineage ---------------------------------------------------------------------------------------------------------
+
+
+def lineage_json(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:
+    """The family of a run in the order of a tree, as ``show --json`` has it; empty if it has none.
+
+    Each has its ``depth``, and in ``parents`` how it comes from others; if there are too many, only the nearest are
+    there.
+
+    Args:
+        workspace: Where the runs are.
+        run_id: The run.
+    """
+    # At most so many, the nearest first; None for a run that is not known any more.
+    family: dict[str, Listed | None] = {}
+    queue = [run_id]
+    while queue:
+        listed = workspace.store.listed(queue)
+        family |= {each: listed.get(each) for each in queue}
+        related: dict[str, None] = {}
+        for each in queue:
+            related |= dict.fromkeys(parent["run"] for parent in _known_parents(family[each]))
+            related |= dict.fromkeys(workspace.store.children(each))
+        queue = [each for each in related if each not in family][: max(0, _MOST_RUNS - len(family))]
+    if len(family) < 2:
+        return []
+    above = {
+        each: [parent["run"] for parent in _known_parents(run) if parent["run"] in family]
+        for each, run in family.items()
+    }
+    return [
+        {
+            "id": each,
+            "name": None if run is None else run.name,
+            "state": None if run is None else run.state,
+            "depth": depth,
+            "parents": _known_parents(run),
+        }
+        for each, depth in tree_order(above, [run_id]).items()
+        for run in (family[each],)
+    ]
+
+
+def _known_parents(listed: Listed | None) -> list[dict[str, Any]]:
+    return [] if listed is None else [parent for parent in listed.parents if isinstance(parent.get("run"), str)]

@@ -57,16 +57,30 @@ class RunRecord(Mapping[str, Any]):
     @cached_property
     def rate(self) -> float | None:
         """Steps per second, while it trains."""
-        live = self.listed.live
-        trains = self.listed.state == "running" and (live is None or live.state != SUSPENDED)
-        return _rate(self.directory, self.listed) if trains else None
+        from slurmtrain.model.run.journal_lines import steps_per_second
+        from slurmtrain.system.journal_files import last_points
+
+        live, job_id = self.listed.live, self.listed.job_id
+        if self.listed.state != "running" or (live is not None and live.state == SUSPENDED) or job_id is None:
+            return None
+        # Folders of earlier starts as well: their lines are few, and the last start may have none yet.
+        folders = self.directory.attempts.glob(f"{glob.escape(job_id)}.*")
+        return steps_per_second([point for folder in folders for point in last_points(folder / METRICS, _TAIL_BYTES)])
+
+    @property
+    def eta(self) -> float | None:
+        """The seconds until its last step at this rate; None if that is not known."""
+        step, total = self.listed.row["step"], self.listed.row["total_steps"]
+        if not self.rate or step is None or total is None:
+            return None
+        return round(max(0, int(total) - int(step)) / self.rate, 1)
 
 
 def _column(name: str) -> Callable[[RunRecord], Any]:
     return lambda run: run.listed.row[name]
 
 
-def _time(name: str) -> Callable[[RunRecord], str | None]:
+def _iso_column(name: str) -> Callable[[RunRecord], str | None]:
     return lambda run: iso(run.listed.row[name])
 
 
@@ -80,10 +94,10 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "attempt": lambda run: run.listed.attempt,
     "step": _column("step"),
     "total_steps": _column("total_steps"),
-    "metrics": lambda run: {name: _finite(value) for name, value in run.listed.metrics.items()},
-    "submitted_at": _time("submitted_at"),
-    "started_at": _time("started_at"),
-    "ended_at": _time("ended_at"),
+    "metrics": lambda run: {name: _finite_or_none(value) for name, value in run.listed.metrics.items()},
+    "submitted_at": _iso_column("submitted_at"),
+    "started_at": _iso_column("started_at"),
+    "ended_at": _iso_column("ended_at"),
     "checkpoint": lambda run: _newest_checkpoint(run),
     "params": lambda run: run.listed.params,
     "command": _column("command"),
@@ -93,30 +107,28 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "tags": lambda run: run.listed.tags,
     "note": _column("note"),
     "archived": lambda run: bool(run.listed.row["archived"]),
-    "deleted_at": _time("deleted_at"),
+    "deleted_at": _iso_column("deleted_at"),
     "cause": _column("cause"),
     "nodes": lambda run: run.listed.nodes,
     "lost_steps": _column("lost_steps"),
     "goodput": lambda run: _rounded(run.listed.row["goodput"]),
     "mlflow_run_id": _column("mlflow_run_id"),
     "mirrored": lambda run: run.listed.mirrored,
-    "trackers": lambda run: _trackers(run.listed),
+    "trackers": lambda run: [
+        _tracker(run.listed, row) for row in sorted(run.listed.trackers, key=lambda row: str(row["tracker"]))
+    ],
     "dir": lambda run: str(run.directory.path),
     "plan_hash": _column("plan_hash"),
     "git": lambda run: run.listed.git,
     "pending": lambda run: _pending(run.listed),
     "steps_per_second": lambda run: _rounded(run.rate or None),
-    "eta_seconds": lambda run: _eta(run.listed.row, run.rate),
+    "eta_seconds": lambda run: run.eta,
 }
 
 
 def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
     """RUN of the JSON contract, as JSON can be written."""
     return dict(RunRecord(workspace, listed))
-
-
-def _trackers(listed: Listed) -> list[dict[str, Any]]:
-    return [_tracker(listed, row) for row in sorted(listed.trackers, key=lambda row: str(row["tracker"]))]
 
 
 def _tracker(listed: Listed, row: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +169,7 @@ def _reason(workspace: Workspace, listed: Listed) -> str:
         return "; ".join(filter(None, (stopped, reason, listed.row["save_problem"])))
     if listed.state not in ("pending", "requeued"):
         return reason
-    from slurmtrain.ops.shared.family import describe_waits
+    from slurmtrain.ops.shared.start_order import describe_waits
 
     if waits := describe_waits(workspace, listed):
         # It says more than Slurm's 'Dependency', and than an earlier start that came too soon.
@@ -196,7 +208,7 @@ def checkpoint_json(directory: RunDir, checkpoint: Checkpoint) -> dict[str, Any]
         "seconds": checkpoint.seconds,
         "stall_s": checkpoint.stall_s,
         "why": checkpoint.why,
-        "metrics": {name: _finite(value) for name, value in checkpoint.metrics.items()},
+        "metrics": {name: _finite_or_none(value) for name, value in checkpoint.metrics.items()},
         "attempt": checkpoint.attempt,
         "format": checkpoint.format,
         "pruned_at": iso(checkpoint.pruned_at),
@@ -213,27 +225,9 @@ def now_iso() -> str:
     return str(iso(time.time()))
 
 
-def _rate(directory: RunDir, listed: Listed) -> float | None:
-    """Steps per second of the newest job, from the last lines of its metrics."""
-    from slurmtrain.model.run.journal_lines import steps_per_second
-    from slurmtrain.system.journal_files import last_points
-
-    if listed.job_id is None:
-        return None
-    # Folders of earlier starts as well: their lines are few, and the last start may have none yet.
-    folders = directory.attempts.glob(f"{glob.escape(listed.job_id)}.*")
-    return steps_per_second([point for folder in folders for point in last_points(folder / METRICS, _TAIL_BYTES)])
-
-
-def _eta(row: Mapping[str, Any], rate: float | None) -> float | None:
-    if not rate or row["step"] is None or row["total_steps"] is None:
-        return None
-    return round(max(0, int(row["total_steps"]) - int(row["step"])) / rate, 1)
-
-
 def _rounded(value: float | None) -> float | None:
     return None if value is None else round(value, 4)
 
 
-def _finite(value: Any) -> Any:
+def _finite_or_none(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value

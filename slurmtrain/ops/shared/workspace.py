@@ -8,7 +8,7 @@ import math
 import os
 import socket
 from collections.abc import Callable, Collection, Iterator
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -68,7 +68,10 @@ class Workspace:
         """The registry, or what replaces it while it fails. Raises RegistryNewer."""
         from slurmtrain.registry.store import Spare, Store
 
-        return Store(self.config.registry, Spare(self._run_directories, self._warn or (lambda _: None), self.note))
+        def directories() -> list[RunDir]:
+            return [self.root.run(run_id) for run_id in self.run_ids()]
+
+        return Store(self.config.registry, Spare(directories, self._warn or (lambda _: None), self.note))
 
     @property
     def scheduler(self) -> Scheduler:
@@ -108,13 +111,17 @@ class Workspace:
         except FileNotFoundError:
             return frozenset()
         try:
-            return frozenset(filter(partial(_has_entry, root), run_ids_among(run_ids)))
+            present = set(run_ids_among(run_ids))
+            for run_id in tuple(present):
+                try:
+                    os.stat(run_id, dir_fd=root, follow_symlinks=False)
+                except FileNotFoundError:
+                    present.remove(run_id)
+                except OSError:
+                    pass  # it is there, though nothing is known of it
+            return frozenset(present)
         finally:
             os.close(root)
-
-    def _run_directories(self) -> list[RunDir]:
-        """The directories of all runs. Raises PathError if the root cannot be read."""
-        return [self.root.run(run_id) for run_id in self.run_ids()]
 
     def unborn(self) -> list[RunDir]:
         """Run directories that were never finished."""
@@ -124,7 +131,14 @@ class Workspace:
         """Make sure that runs can be written here, and by nobody else. Raises PathError."""
         if self.config.shared_root is None:
             if not self.root.path.exists():
-                _make_root(self.root.path)
+                make_directory(self.root.path)
+                # Runs are large, and most roots are in a checkout: git is to take no notice. Without this file nothing
+                # else is wrong.
+                flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+                with contextlib.suppress(OSError):
+                    handle = os.open(self.root.path / ".gitignore", flags, 0o600)
+                    with os.fdopen(handle, "w") as file:
+                        file.write("*\n")
         elif not self.root.path.exists():
             _make_own_directory(self.config.shared_root, self.root.path)
         os.close(self._open_root())
@@ -173,27 +187,6 @@ class Workspace:
             raise
         except OSError as error:
             raise PathError(f"cannot read the runs root {self.root.path}: {describe_os_error(error)}") from error
-
-
-def _has_entry(directory: int, name: str) -> bool:
-    """Whether there is anything of this name in an open directory."""
-    try:
-        os.stat(name, dir_fd=directory, follow_symlinks=False)
-    except FileNotFoundError:
-        return False
-    except OSError:
-        pass  # it is there, though nothing is known of it
-    return True
-
-
-def _make_root(root: Path) -> None:
-    """Create a runs root that git takes no notice of. Raises PathError."""
-    make_directory(root)
-    # Runs are large, and most roots are in a checkout. Without this file nothing else is wrong.
-    with contextlib.suppress(OSError):
-        handle = os.open(root / ".gitignore", os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
-        with os.fdopen(handle, "w") as file:
-            file.write("*\n")
 
 
 def _make_own_directory(shared_root: Path, own: Path) -> None:

@@ -1,7 +1,14 @@
 """Submitting: run directories first, whole or not at all, then the jobs."""
 
-from slurmtrain.ops.submit.entrances import submit, submit_spec, submit_specs
-from slurmtrain.ops.submit.specs import load, load_all, merge_specs, split_words, which_python
+from slurmtrain.ops.submit.entrances import (
+    load,
+    load_all,
+    merge_specs,
+    split_sources,
+    submit_spec,
+    submit_specs,
+    which_python,
+)
 from slurmtrain.ops.submit.submission import Submission
 
 __all__ = [
@@ -9,8 +16,7 @@ __all__ = [
     "load",
     "load_all",
     "merge_specs",
-    "split_words",
-    "submit",
+    "split_sources",
     "submit_spec",
     "submit_specs",
     "which_python",

@@ -1,22 +1,31 @@
-"""Which runs the runs of a submission start after: names of its own specs, and of runs that exist already."""
+"""Which runs the runs of a submission start after, and the checkpoints of other runs that they begin with.
+
+They start after runs of the same submission, by the names of its specs, or after runs that exist already. Of the
+checkpoint of another run, a run has its own copy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import RunNotFound, UserError
+from slurmtrain.errors import CheckpointError, NoCheckpoint, NotAvailable, RunNotFound, UserError
 from slurmtrain.model.experiment.chain import Dependency, creation_order, dependencies_of, find_cycle, references_of
+from slurmtrain.model.experiment.checkpoint import BEST, OWN, WEIGHTS, StartFromSpec
+from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.slurm_options import is_singleton
-from slurmtrain.model.run.lineage import Upstream, describe_failure
+from slurmtrain.model.run.layout import RunDir, checkpoint_step
+from slurmtrain.model.run.lineage import FORK, RERUN, Parent, Upstream, describe_failure
 from slurmtrain.ops.shared.find import choose_all_listed
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.start_order import active_namesakes
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.specfile import PlannedRun, SpecFile
+from slurmtrain.specfile import PlannedRun, SpecFile, write_assignments
 
 if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Run
     from slurmtrain.registry.rows import Listed
 
 # A run of the same submission: the number of its spec, and its own in that spec.
@@ -52,7 +61,19 @@ class Chain:
 
     def order(self) -> list[int]:
         """The numbers of the specs in the order of their creation. Raises UserError for a cycle."""
-        after = {number: list(dict.fromkeys(self._waits_for(number))) for number in range(len(self._specs))}
+        after = {
+            number: [
+                other
+                for other, names in enumerate(self._names)
+                # What a repeated run starts after is decided: other runs, whatever has got their names since.
+                if any(
+                    dependency.name in names and dependency.name not in planned.upstreams
+                    for planned in spec.runs
+                    for dependency in dependencies_of(planned.plan.spec)
+                )
+            ]
+            for number, spec in enumerate(self._specs)
+        }
         cycle = find_cycle(after)
         if cycle:
             if len(set(cycle)) == 1:
@@ -110,14 +131,6 @@ class Chain:
                 upstreams.setdefault(run_id, Upstream(run_id, name, any_end))
         return list(upstreams.values())
 
-    def _waits_for(self, number: int) -> Iterator[int]:
-        """The specs of the same submission that one waits for, itself included if it does."""
-        for planned in self._specs[number].runs:
-            for dependency in dependencies_of(planned.plan.spec):
-                if dependency.name in planned.upstreams:
-                    continue
-                yield from (other for other, names in enumerate(self._names) if dependency.name in names)
-
     def _places(self, name: str) -> list[_Place]:
         places = [
             (number, index)
@@ -142,7 +155,13 @@ class Chain:
                 cure = "; 'rerun RUN after=[...]' names other runs, and 'after=[]' none" if decided else ""
                 raise UserError(f"{where}: the directory of run {Upstream(run_id, dependency.name)} was deleted{cure}")
         listed_runs = observed.runs.fetch(ids)
-        self._check_search(where, dependency.name, list(listed_runs.values()))
+        named = {each.sweep for each in listed_runs.values() if len(listed_runs) > 1 or each.sweep == dependency.name}
+        for sweep in filter(None, named):
+            if (self._workspace.root.searches / f"{sweep}.json").exists():
+                raise UserError(
+                    f"{where}: {dependency.name!r} is a search that is not over, so it may ask for more runs; "
+                    f"'slurmtrain wait {sweep}' waits for all of them"
+                )
         for run_id, listed in listed_runs.items():
             self._listed[run_id] = listed
             if problem := self._problem(Upstream(run_id, dependency.name, dependency.any), listed):
@@ -162,16 +181,6 @@ class Chain:
             if problem := self._problem(Upstream(run_id, name, any=True), listed):
                 raise UserError(f"{self._file(number)}: slurm.dependency: singleton: {problem}")
         return _Target(Dependency(name, any=True), places, ids)
-
-    def _check_search(self, where: str, name: str, named: Sequence[Listed]) -> None:
-        """Raise UserError if these are the runs of a search that may ask for more. ``where``: for the message."""
-        searches = self._workspace.root.searches
-        for sweep in {listed.sweep for listed in named if len(named) > 1 or listed.sweep == name}:
-            if sweep and (searches / f"{sweep}.json").exists():
-                raise UserError(
-                    f"{where}: {name!r} is a search that is not over, so it may ask for more runs; 'slurmtrain wait "
-                    f"{sweep}' waits for all of them"
-                )
 
     def _find(self, where: str, dependency: Dependency, observed: Observed) -> list[str]:
         """The ids of the runs that a name stands for now. ``where``: it is, for messages. Raises RunNotFound."""
@@ -219,3 +228,186 @@ class Chain:
     def _file(self, number: int) -> str:
         spec = self._specs[number]
         return spec.path.name if spec.path is not None else str(min(self._names[number]))
+
+
+# --- checkpoints to begin with ---------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class StartPoint:
+    """A checkpoint that runs begin with.
+
+    ``start_from``: the run by its id, and the step. ``path``: where it is. ``of_script``: a script has written it.
+    """
+
+    start_from: StartFromSpec
+    path: Path
+    of_script: bool
+
+    def take_over(self, run: RunDir) -> None:
+        """Let a ``run`` that is being created begin with it. Raises NoCheckpoint; OSError."""
+        from slurmtrain.runtime.checkpoint.checkpoint_files import copy_checkpoint, link_checkpoint
+
+        try:
+            (copy_checkpoint if self.of_script else link_checkpoint)(self.path, run)
+        except FileNotFoundError as error:
+            raise NoCheckpoint(f"{self.path} was deleted a moment ago; submit again, or name another step") from error
+        except CheckpointError as error:
+            raise NoCheckpoint(f"no run can begin with {self.path}: {error}") from error
+
+
+StartPoints = Mapping[StartFromSpec, StartPoint]
+
+
+def start_overrides(run: str, *, weights_only: bool) -> list[str]:
+    """The overrides with which runs begin with a checkpoint of another one.
+
+    Args:
+        run: ``RUN``, ``RUN:STEP`` or ``RUN:best``.
+        weights_only: Begin at step 0, with its weights.
+    """
+    if not weights_only:
+        return write_assignments({"start_from": run})
+    name, _, step = run.partition(":")
+    return write_assignments({"start_from": {"run": name, "step": step or None, "load": WEIGHTS}})
+
+
+def with_start_points(workspace: Workspace, runs: Sequence[PlannedRun]) -> tuple[list[PlannedRun], StartPoints]:
+    """Runs whose plans name checkpoints that exist, and these checkpoints by what names them then.
+
+    The runs that have saved them become the parents of the runs.
+
+    Args:
+        workspace: where runs are looked for.
+        runs: the runs of a submission.
+
+    Raises:
+        RunNotFound: a run does not exist.
+        NoCheckpoint: it has no such checkpoint.
+        UserError: it cannot be used for what the spec asks for.
+    """
+    points: dict[StartFromSpec, StartPoint] = {}
+    resolved = []
+    for planned in runs:
+        request = planned.plan.spec.start_from
+        point = None if request is None else _of_first_run(workspace, planned)
+        is_awaited = request is not None and request.run in {each.name for each in dependencies_of(planned.plan.spec)}
+        if request is None or (point is None and is_awaited):
+            # It is found once that run has ended.
+            if request is not None and request.step == BEST:
+                raise UserError(
+                    f"'start_from: {request}' is not available for a run that has yet to end; name a step, or none"
+                )
+            resolved.append(planned)
+            continue
+        if point is None:
+            point = points.setdefault(request, points.get(request) or find_start_point(workspace, request))
+        points[point.start_from] = point
+        _check_formats(planned.plan, point)
+        start_from = point.start_from
+        plan = replace(planned.plan, spec=replace(planned.plan.spec, start_from=start_from))
+        step = start_from.step if isinstance(start_from.step, int) else None
+        parents = [*planned.parents, Parent(start_from.run, FORK, step)]
+        resolved.append(replace(planned, plan=plan, parents=parents))
+    return resolved, {point.start_from: point for point in points.values()}
+
+
+def _of_first_run(workspace: Workspace, planned: PlannedRun) -> StartPoint | None:
+    """What a run that is repeated began with: its own copy, as the run that has saved it may have pruned it.
+
+    None if there is none, or the run that repeats it is to begin with something else.
+    """
+    from slurmtrain.runtime.checkpoint.checkpoint_files import start_point
+    from slurmtrain.runtime.environment.node import read_plan
+
+    request = planned.plan.spec.start_from
+    first = next((parent.run for parent in planned.parents if parent.relation == RERUN), None)
+    path = start_point(workspace.root.run(first)) if first is not None else None
+    if first is None or path is None or request is None:
+        return None
+    plan = read_plan(workspace.root.run(first).plan)
+    if plan is None or plan.spec.start_from != request:
+        return None
+    # Which checkpoint was to be awaited is decided by now.
+    ids = planned.upstreams.get(request.run, [request.run])
+    return StartPoint(replace(request, run=ids[0], step=checkpoint_step(path.name)), path, of_script=False)
+
+
+def find_start_point(workspace: Workspace, request: StartFromSpec) -> StartPoint:
+    """The checkpoint that a spec asks for.
+
+    Args:
+        workspace: where runs are looked for.
+        request: the run, by any of its names, and the step.
+
+    Raises:
+        RunNotFound: there is no such run.
+        NoCheckpoint: it has no such checkpoint.
+        UserError: it has none that can be the best.
+    """
+    from slurmtrain.ops.shared.find import find
+    from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, choose_own, find_own
+
+    [run_id], _ = find(workspace, [request.run], ask_slurm=False)
+    run = workspace.store.load(run_id)
+    assert run is not None
+    directory = workspace.root.run(run_id)
+    if run.deleted_at is not None:
+        raise NoCheckpoint(f"the files of run {run_id} were deleted, its checkpoints too")
+    own = find_own(directory, run)
+    if own is None:
+        if request.step == BEST:
+            path = _best_checkpoint(directory, choose_checkpoints(workspace, run, None, to="begin with"), run)
+        else:
+            step = request.step if isinstance(request.step, int) else None
+            path = choose_checkpoints(workspace, run, step, to="begin with")[0]
+        return StartPoint(replace(request, run=run_id, step=checkpoint_step(path.name)), path, of_script=False)
+    if request.step == BEST:
+        raise UserError(f"'best' is unknown of the checkpoints that the script of run {run_id} writes; name a step")
+    step = request.step if isinstance(request.step, int) else None
+    chosen = next((each for each in choose_own(run, own, step, to="begin with") if each.complete), None)
+    if chosen is None:
+        raise NoCheckpoint(f"run {run_id} has no complete checkpoint to begin with")
+    return StartPoint(replace(request, run=run_id, step=chosen.step), chosen.path, of_script=True)
+
+
+def _best_checkpoint(directory: RunDir, published: Sequence[Path], run: Run) -> Path:
+    from slurmtrain.model.run.checkpoints import Saved, best_steps
+    from slurmtrain.ops.shared.next_attempts import current_plan
+    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
+
+    best = current_plan(directory, run).spec.checkpoint.keep.best
+    if best is None:
+        raise UserError(
+            f"run {run.id} does not say which checkpoint is its best: it has no 'checkpoint.keep.best'; name a step, "
+            f"'slurmtrain checkpoints {run.id}' lists them"
+        )
+    manifests = {path: read_manifest(path) for path in published}
+    steps = best_steps([Saved(manifest.step, manifest.metrics) for manifest in manifests.values()], best)
+    if not steps:
+        raise UserError(f"no checkpoint of run {run.id} has a value of {best.metric!r}; name a step")
+    return next(path for path, manifest in manifests.items() if manifest.step == next(iter(steps)))
+
+
+def _check_formats(plan: Plan, point: StartPoint) -> None:
+    """Raise UserError if a run cannot read the checkpoint that it is to begin with."""
+    checkpoint = plan.spec.checkpoint
+    if point.of_script and checkpoint.glob is None:
+        raise UserError(
+            f"{point.path} was written by a script, and only a script with 'checkpoint.glob' gets such a checkpoint, "
+            "as {resume_from}; name its path in a parameter instead"
+        )
+    if not point.of_script and checkpoint.glob is not None:
+        raise UserError(
+            f"{point.path} can be read by slurmtrain.session() only, and this spec has 'checkpoint.glob'; "
+            "'slurmtrain export' writes its weights to a file, which a parameter can name"
+        )
+    if point.of_script and point.start_from.load == WEIGHTS:
+        raise NotAvailable(
+            "'start_from.load: weights' is not available for checkpoints that a script writes: only the script knows "
+            "which of it are weights; name the path in a parameter instead"
+        )
+    if checkpoint.format == OWN:
+        raise NotAvailable(
+            "'start_from' is not available with 'checkpoint.format: own': the script finds its checkpoints itself"
+        )

@@ -4,20 +4,18 @@ Snapshots are taken at submission, and again where a run is to execute newer cod
 what differs from that, and the packages of its Python.
 
 A file that a filter of git would change counts as modified if its bytes differ from the commit's: the filter is a
-program that the repository names. Only what git-lfs keeps is recognized, by the pointer in the commit, which has the
-SHA-256 and the size of the content (git-lfs-spec, "The Pointer").
+program that the repository names. What git-lfs keeps always differs from its pointer in the commit: it is left out.
 """
 
 from __future__ import annotations
 
-import hashlib
 import os
 import posixpath
 import re
 import subprocess
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -32,7 +30,6 @@ from slurmtrain.model.experiment.code import (
 )
 from slurmtrain.model.experiment.command_words import result_places
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.urls import redact_code
@@ -53,9 +50,6 @@ _OPERAND = re.compile(r"(?!-|[\d.]+$)")
 _GIT_TIMEOUT_S = 10.0
 # More is data or generated, not what somebody has changed to try something.
 _MOST_BYTES = 1 << 20
-_POINTER = re.compile(
-    rb"version https://git-lfs\.github\.com/spec/v1\n(?:.*\n)*?oid sha256:([0-9a-f]{64})\nsize (\d+)\n"
-)
 # A diff of what a filter would change shows nothing that somebody has written; one of very many files is not read.
 _MOST_EXCLUDED = 500
 
@@ -79,7 +73,12 @@ def with_snapshots(
     snapshots: dict[SourceKey, CodeSnapshot | None] = {}
     notes: list[str] = []
     for key, source in sources.items():
-        snapshots[key], more = _take_or_note(workspace, source, Path(key.python), preview=preview)
+        try:
+            snapshots[key], more = _take(workspace, source, Path(key.python), preview=preview)
+        except (NoSnapshot, PathError) as error:
+            if not source.by_default:
+                raise
+            more = [f"runs execute the code as it is when they start, without a snapshot: {error}"]
         notes += more
     complete = [plan.with_code(snapshots.get(SourceKey.of_plan(plan))) for plan in plans]
     notes += [note for plan in complete for note in _live_paths(plan)]
@@ -105,7 +104,15 @@ def code_sources(plans: Sequence[Plan], spec_files: Iterable[Path] = ()) -> dict
     results: dict[SourceKey, set[str]] = {}
     specs = {str(path) for path in spec_files}
     for plan in plans:
-        if plan.spec.code.has_snapshot and ("code" in plan.template or _may_use_code(plan)):
+        if not plan.spec.code.has_snapshot:
+            continue
+        program, *rest = plan.words
+        uses_code = "code" in plan.template or program in _READERS or any(_OPERAND.match(word) for word in rest)
+        if not uses_code:
+            # A program of the system without operands, such as "nvidia-smi -L", reads nothing in the working directory.
+            path = find_program(program, plan.spec.env.get("PATH"))
+            uses_code = path is None or os.path.realpath(path).rpartition("/")[0] not in _OF_SYSTEM
+        if uses_code:
             results.setdefault(SourceKey.of_plan(plan), set()).update(_results_of(plan))
     return {key: _source(key, places | specs) for key, places in results.items()}
 
@@ -123,36 +130,6 @@ def _results_of(plan: Plan) -> Iterator[str]:
     return (posixpath.normpath(posixpath.join(workdir, place.path)) for place in places)
 
 
-def _may_use_code(plan: Plan) -> bool:
-    """Whether a command may read anything in its working directory: a program of the system without operands may not.
-
-    Args:
-        plan: of the command, such as ``nvidia-smi -L``.
-    """
-    program, *rest = plan.words
-    if program in _READERS or any(_OPERAND.match(word) for word in rest):
-        return True
-    path = find_program(program, plan.spec.env.get("PATH"))
-    return path is None or not _is_of_system(path)
-
-
-@cache
-def _is_of_system(program: str) -> bool:
-    return os.path.realpath(program).rpartition("/")[0] in _OF_SYSTEM
-
-
-def _take_or_note(
-    workspace: Workspace, source: CodeSource, python: Path, *, preview: bool
-) -> tuple[CodeSnapshot | None, list[str]]:
-    """The snapshot of a source; without one by default, a note that says why."""
-    try:
-        return _take(workspace, source, python, preview=preview)
-    except (NoSnapshot, PathError) as error:
-        if not source.by_default:
-            raise
-        return None, [f"runs execute the code as it is when they start, without a snapshot: {error}"]
-
-
 def with_code_of_now(workspace: Workspace, directory: RunDir, plan: Plan) -> tuple[Plan, list[str]]:
     """A plan of a run with the code as it is now, and notes that say how it differs from what the run had.
 
@@ -166,16 +143,20 @@ def with_code_of_now(workspace: Workspace, directory: RunDir, plan: Plan) -> tup
     """
     code = plan.spec.code if plan.spec.code.has_snapshot else CodeSpec(mode=SNAPSHOT)
     key = SourceKey(plan.workdir, plan.python, code, by_default=False)
-    no_code = {*_results_of(plan), *_spec_file(directory)}
+    # The file that the run was submitted from may have secrets.
+    spec_files = [created.payload.spec_file for created in workspace.store.events(directory.id, RunCreated)]
+    no_code = {*_results_of(plan), *(str(Path(each).resolve()) for each in spec_files if each)}
     snapshot, notes = _take(workspace, _source(key, no_code), Path(plan.python))
     revision = describe_git(Path(plan.workdir))
     now = f"the code of now, snapshot {snapshot.short_hash}{f' ({revision})' if revision else ''}"
-    newer = plan.with_code(snapshot)
     if plan.code is None:
-        return newer, [*notes, f"the run had no snapshot, and executes {now}", *_live_paths(newer)]
-    if plan.code.hash == snapshot.hash:
-        return newer, [*notes, f"the code has not changed since snapshot {snapshot.short_hash}", *_live_paths(newer)]
-    return newer, [*notes, f"{now}: {_difference(directory, plan.code, snapshot)}", *_live_paths(newer)]
+        change = f"the run had no snapshot, and executes {now}"
+    elif plan.code.hash == snapshot.hash:
+        change = f"the code has not changed since snapshot {snapshot.short_hash}"
+    else:
+        change = f"{now}: {_difference(directory, plan.code, snapshot)}"
+    newer = plan.with_code(snapshot)
+    return newer, [*notes, change, *_live_paths(newer)]
 
 
 def _take(
@@ -185,17 +166,6 @@ def _take(
     from slurmtrain.snapshots import snapshot_store
 
     return (snapshot_store.preview_snapshot if preview else snapshot_store.take)(workspace.root, source, python)
-
-
-def _spec_file(directory: RunDir) -> Iterator[str]:
-    """The file that a run was submitted from, if there was one."""
-    # Imported here: only a run that exists has journals.
-    from slurmtrain.runtime.job.run_reader import read_events
-
-    source = "journal/created.jsonl"
-    for created in select(read_events(directory.path / source, source), RunCreated):
-        if created.payload.spec_file:
-            yield str(Path(created.payload.spec_file).resolve())
 
 
 def _difference(directory: RunDir, earlier: CodeSnapshot, later: CodeSnapshot) -> str:
@@ -214,13 +184,11 @@ def _live_paths(plan: Plan) -> Iterator[str]:
     if plan.code is None:
         return
     root = plan.code.root
+    live = f"names {root}, which it uses as it is by then, not as in the snapshot"
     for word in plan.words:
-        is_path = any(relative_to_root(path, root) is not None for _, path in path_in_word(word))
-        if f"{root}/" in word and not is_path:
-            yield f"{word!r} in the command names {root}, which it uses as it is by then, not as in the snapshot"
-    for line in plan.spec.setup:
-        if f"{root}/" in line:
-            yield f"{line!r} in 'setup' names {root}, which it uses as it is by then, not as in the snapshot"
+        if f"{root}/" in word and all(relative_to_root(path, root) is None for _, path in path_in_word(word)):
+            yield f"{word!r} in the command {live}"
+    yield from (f"{line!r} in 'setup' {live}" for line in plan.spec.setup if f"{root}/" in line)
 
 
 # --- where it comes from ---------------------------------------------------------------------------------------------
@@ -248,7 +216,9 @@ def find_provenance(workdir: Path, python: str) -> Provenance:
         python: What the word ``python`` in their commands stands for.
     """
     git, difference = _git_facts(workdir)
-    return Provenance(git, _without_secrets(difference), read_software(Path(python)).to_text().encode())
+    lines = difference.decode(errors="replace").strip().splitlines()
+    safe = "".join(f"{redact_code(line)}\n" for line in lines).encode()
+    return Provenance(git, safe if len(safe) <= _MOST_BYTES else b"", read_software(Path(python)).to_text().encode())
 
 
 def _git_facts(directory: Path) -> tuple[dict[str, Any] | None, bytes]:
@@ -257,13 +227,42 @@ def _git_facts(directory: Path) -> tuple[dict[str, Any] | None, bytes]:
     if commit is None:
         return None, b""
     try:
-        changed = changed_files(directory, timeout_s=_GIT_TIMEOUT_S)
+        paths, difference = _changed_files(directory)
     except (NoGit, subprocess.TimeoutExpired):
-        changed = ChangedFiles((), b"")
-    modified = len(changed.paths)
-    facts = {"commit": commit, "dirty": modified > 0, "modified": modified}
+        paths, difference = [], b""
+    facts = {"commit": commit, "dirty": bool(paths), "modified": len(paths)}
     branch = _ask_git(directory, "symbolic-ref", "--quiet", "--short", "HEAD")
-    return ({**facts, "branch": branch} if branch else facts), changed.difference
+    return ({**facts, "branch": branch} if branch else facts), difference
+
+
+def _changed_files(directory: Path) -> tuple[list[str], bytes]:
+    """What has changed since the commit in the work tree of a directory, and what ``git diff HEAD`` prints of it.
+
+    The difference is of files without a filter. A submodule counts if it is at another commit.
+
+    Raises:
+        NoGit: There is no work tree, or git fails.
+        subprocess.TimeoutExpired: A command of git takes too long.
+    """
+    ask = partial(run_git, timeout_s=_GIT_TIMEOUT_S)
+    root = Path(os.fsdecode(ask(directory, "rev-parse", "--show-toplevel")).removesuffix("\n"))
+    plain = without_filters(root, timeout_s=_GIT_TIMEOUT_S)
+    # Submodules have filters of their own, and git would ask them with these options only.
+    own = "--ignore-submodules=dirty"
+    status = ask(root, *plain, "status", "--porcelain", "-z", "--untracked-files=no", own, "--no-renames")
+    listed = [os.fsdecode(line[3:]) for line in status.split(b"\0") if line]
+    # Attributes are read, and nothing is run.
+    stdin = b"".join(os.fsencode(path) + b"\0" for path in listed)
+    words = ask(root, "check-attr", "-z", "--stdin", "filter", stdin=stdin).split(b"\0") if listed else []
+    filters = dict(zip(map(os.fsdecode, words[::3]), words[2::3], strict=False))
+    filtered = [path for path in listed if filters.get(path, b"unset") not in (b"unspecified", b"unset")]
+    paths = [path for path in listed if filters.get(path) != b"lfs"]
+    if not paths or len(filtered) > _MOST_EXCLUDED:
+        return paths, b""
+    excluded = [f":(top,exclude,literal){path}" for path in filtered]
+    # Neither programs that are configured for git nor colours.
+    options = ("--no-ext-diff", "--no-textconv", "--no-color", own, "--submodule=short")
+    return paths, ask(root, *plain, "diff", *options, "HEAD", "--", ":(top)", *excluded)
 
 
 def describe_git(directory: Path) -> str:
@@ -283,99 +282,8 @@ def describe_revision(git: Mapping[str, Any] | None) -> str:
     return ", ".join(filter(None, (str(git["commit"])[:12], git.get("branch"), state)))
 
 
-def _without_secrets(difference: bytes) -> bytes:
-    text = difference.decode(errors="replace").strip()
-    safe = "".join(f"{redact_code(line)}\n" for line in text.splitlines()).encode()
-    return safe if len(safe) <= _MOST_BYTES else b""
-
-
 def _ask_git(directory: Path, *arguments: str) -> str | None:
     try:
         return run_git(directory, *arguments, timeout_s=_GIT_TIMEOUT_S).decode(errors="replace").strip()
     except (NoGit, subprocess.TimeoutExpired):
         return None
-
-
-# --- changes since the commit ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ChangedFiles:
-    """What has changed in a work tree since its commit.
-
-    ``paths``: files and submodules, relative to the work tree. ``difference``: what ``git diff HEAD`` prints, of files
-    without a filter.
-    """
-
-    paths: Sequence[str]
-    difference: bytes
-
-
-def changed_files(directory: Path, *, timeout_s: float) -> ChangedFiles:
-    """What has changed in the work tree that a directory is in.
-
-    Args:
-        directory: In the work tree.
-        timeout_s: How long each command of git may take.
-
-    Raises:
-        NoGit: There is no work tree, or git fails.
-        subprocess.TimeoutExpired: It takes longer.
-    """
-    root = Path(os.fsdecode(run_git(directory, "rev-parse", "--show-toplevel", timeout_s=timeout_s)).removesuffix("\n"))
-
-    def ask(*arguments: str, stdin: bytes = b"") -> bytes:
-        return run_git(root, *arguments, timeout_s=timeout_s, stdin=stdin)
-
-    plain = without_filters(root, timeout_s=timeout_s)
-    # Submodules have filters of their own, and git would ask them with these options only.
-    status = ask(
-        *plain, "status", "--porcelain", "-z", "--untracked-files=no", "--ignore-submodules=dirty", "--no-renames"
-    )
-    listed = [os.fsdecode(line[3:]) for line in status.split(b"\0") if line]
-    filtered = _filtered(listed, ask)
-    paths = [path for path in listed if path not in filtered or not _is_kept_by_lfs(root, path, ask)]
-    submodules = [path for path in _submodules(root, ask) if path not in paths and _is_changed(root / path, timeout_s)]
-    difference = b""
-    if paths and len(filtered) <= _MOST_EXCLUDED:
-        excluded = [f":(top,exclude,literal){path}" for path in filtered]
-        # Neither programs that are configured for git nor colours.
-        options = ("--no-ext-diff", "--no-textconv", "--no-color", "--ignore-submodules=dirty", "--submodule=short")
-        difference = ask(*plain, "diff", *options, "HEAD", "--", ":(top)", *excluded)
-    return ChangedFiles([*paths, *submodules], difference)
-
-
-def _is_changed(submodule: Path, timeout_s: float) -> bool:
-    try:
-        return (submodule / ".git").exists() and bool(changed_files(submodule, timeout_s=timeout_s).paths)
-    except NoGit:
-        return False
-
-
-def _submodules(root: Path, ask: Callable[..., bytes]) -> list[str]:
-    if not (root / ".gitmodules").exists():
-        return []
-    entries = (entry.partition(b"\t") for entry in ask("ls-files", "-s", "-z").split(b"\0"))
-    return [os.fsdecode(path) for facts, _, path in entries if facts.startswith(b"160000")]
-
-
-def _filtered(paths: Sequence[str], ask: Callable[..., bytes]) -> set[str]:
-    """The paths that have a filter: git's attributes are read, and nothing is run."""
-    stdin = b"".join(os.fsencode(path) + b"\0" for path in paths)
-    words = ask("check-attr", "-z", "--stdin", "filter", stdin=stdin).split(b"\0") if paths else []
-    triples = zip(words[::3], words[2::3], strict=False)
-    return {os.fsdecode(path) for path, value in triples if value not in (b"unspecified", b"unset")}
-
-
-def _is_kept_by_lfs(root: Path, path: str, ask: Callable[..., bytes]) -> bool:
-    """Whether a file has the content that a pointer in the commit stands for."""
-    try:
-        if int(ask("cat-file", "-s", f"HEAD:{path}")) > 1024:
-            return False
-        pointer = _POINTER.match(ask("cat-file", "blob", f"HEAD:{path}"))
-        if pointer is None or os.lstat(root / path).st_size != int(pointer[2]):
-            return False
-        with (root / path).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest().encode() == pointer[1]
-    except (NoGit, OSError, ValueError):
-        return False

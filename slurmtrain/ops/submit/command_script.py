@@ -27,7 +27,6 @@ from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.experiment.launcher import (
     RANKS,
     calls_in,
-    is_distributed_alone,
     problem_of_calls,
     reads_task_variables,
     shell_script,
@@ -45,7 +44,7 @@ _PYTHON = re.compile(r"python[\d.]*")
 _FLAGS = frozenset({"-u", "-O", "-OO", "-B", "-b", "-bb", "-q", "-v"})
 _FLAGS_OF_PATHS = frozenset({"-E", "-I", "-s", "-S"})
 # What a training script surely needs, whatever it does before it imports them.
-_NEEDED = ("torch", "slurmtrain")
+NEEDED = ("torch", "slurmtrain")
 # Programs that commands begin with, for a suggestion; and those that run a script which is not executable.
 _COMMON = ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "srun", "mpirun")
 _INTERPRETERS = {".py": "python", ".sh": "bash"}
@@ -113,33 +112,31 @@ class Script(NamedTuple):
     path: Path
     module: str = ""
 
-    @property
-    def directory(self) -> Path:
-        """Where Python looks for modules first."""
-        return self.path if self.module else self.path.parent
-
 
 def find_script(plan: Plan) -> Script | None:
     """What Python is to run; None if that cannot be told, or is in a container."""
     words = plan.words
-    if not _PYTHON.fullmatch(Path(words[0]).name) or runs_in_container(plan.spec.slurm):
+    arguments = _python_arguments(words, plan.spec.slurm)
+    if arguments is None:
         return None
     python = plan.python
     if words[0] != "python":
-        path = _search_path(plan.spec.env)
+        path = plan.spec.env.get("PATH", os.environ.get("PATH"))
         python = find_program(words[0], path) or "" if "/" not in words[0] else str(Path(plan.workdir, words[0]))
-    at = _first_argument(words)
-    flags = tuple(word for word in words[1:at] if word in _FLAGS_OF_PATHS)
+    flags = tuple(word for word in words[1 : len(words) - len(arguments)] if word in _FLAGS_OF_PATHS)
     interpreter = Interpreter(python, flags, plan.workdir, tuple(plan.spec.env.items()))
-    first, second = [*words[at : at + 2], "", ""][:2]
+    first, second = [*arguments[:2], "", ""][:2]
     if first == "-m" and re.fullmatch(r"[A-Za-z_][\w.]*", second):
         return Script(interpreter, Path(plan.workdir), second)
     return Script(interpreter, Path(plan.workdir, first)) if _is_script(first) else None
 
 
-def _first_argument(words: Sequence[str]) -> int:
-    """Where the options of Python itself end."""
-    return next((i for i, word in enumerate(words[1:], 1) if word not in _FLAGS | _FLAGS_OF_PATHS), len(words))
+def _python_arguments(words: Sequence[str], slurm: Mapping[str, Any]) -> Sequence[str] | None:
+    """What a command's Python is called with, behind its own options; None: it is no Python, or in a container."""
+    if not words or not _PYTHON.fullmatch(Path(words[0]).name) or runs_in_container(slurm):
+        return None
+    first = next((i for i, word in enumerate(words[1:], 1) if word not in _FLAGS | _FLAGS_OF_PATHS), len(words))
+    return words[first:]
 
 
 def _is_script(word: str) -> bool:
@@ -153,10 +150,7 @@ def missing_script(spec: Spec, workdir: Path) -> str:
         spec: It may have mistakes, though not in its command.
         workdir: Where the command runs.
     """
-    words = split_command(spec.command)
-    if not words or not _PYTHON.fullmatch(Path(words[0]).name) or runs_in_container(spec.slurm or {}):
-        return ""
-    script = next(iter(words[_first_argument(words) :]), "")
+    script = next(iter(_python_arguments(split_command(spec.command), spec.slurm or {}) or ()), "")
     if spec.setup or not _is_script(script) or not workdir.is_dir() or not is_missing(workdir / script):
         return ""
     return _no_script(workdir / script)
@@ -169,18 +163,14 @@ def find_program(word: str, path: str | None) -> str | None:
         word: its name.
         path: the directories to look in, as in PATH; None: this process's.
     """
-    with contextlib.suppress(FileNotFoundError):
-        return _find(word, os.environ.get("PATH") if path is None else path)
-    return None
+    key = (word, os.environ.get("PATH") if path is None else path)
+    # What is not there is not remembered: it may be installed while this process lives.
+    if key not in _PROGRAMS and (place := shutil.which(word, path=key[1])):
+        _PROGRAMS[key] = place
+    return _PROGRAMS.get(key)
 
 
-@functools.cache
-def _find(word: str, path: str | None) -> str:
-    place = shutil.which(word, path=path)
-    if place is None:
-        # Not remembered: it may be installed while this process lives.
-        raise FileNotFoundError(word)
-    return place
+_PROGRAMS: dict[tuple[str, str | None], str] = {}
 
 
 def check_script(plan: Plan, executor: str) -> None:
@@ -195,25 +185,24 @@ def check_script(plan: Plan, executor: str) -> None:
         UserError: bash cannot read the lines of setup.
     """
     for key in SHELL_KEYS:
-        if problem := setup_problem("\n".join(getattr(plan.spec, key)), key):
+        if problem := _setup_problem("\n".join(getattr(plan.spec, key)), key):
             raise UserError(problem)
     if plan.spec.setup or not Path(plan.workdir).is_dir():
         return
-    problem = program_problem(plan)
-    if problem and executor == "local":
+    if executor == "local" and (problem := _program_problem(plan)):
         raise PathError(problem)
     script = find_script(plan)
     if script is None:
         return
     if is_missing(script.path):
         raise PathError(_no_script(script.path))
-    missing = missing_import(script) if executor == "local" else None
+    missing = _missing_import(script) if executor == "local" else None
     if missing is not None and missing.certain:
         raise NotAvailable(_no_module(script, missing))
 
 
 @functools.cache
-def setup_problem(lines: str, key: str) -> str:
+def _setup_problem(lines: str, key: str) -> str:
     """Why bash cannot read the lines of a key such as ``setup``; empty if it can, or is not here."""
     if not lines or shutil.which("bash") is None:
         return ""
@@ -231,22 +220,20 @@ def setup_problem(lines: str, key: str) -> str:
 
 def note_script(plan: Plan, executor: str) -> list[str]:
     """A note if the program seems not to be there, or Python seems to lack what its script imports."""
+    script = find_script(plan)
+    missing = None if script is None else _missing_import(script)
+    problem = _no_module(script, missing) if script is not None and missing is not None else _program_problem(plan)
     unless = ["'setup' adds it" if plan.spec.setup else "", "the nodes have it" if executor == "slurm" else ""]
     fine = " or ".join(filter(None, unless))
-    script = find_script(plan)
-    missing = None if script is None else missing_import(script)
-    problem = program_problem(plan)
-    if script is not None and missing is not None:
-        problem = _no_module(script, missing)
     return [f"{problem}; that is fine if {fine}" if fine else problem] if problem else []
 
 
-def program_problem(plan: Plan) -> str:
+def _program_problem(plan: Plan) -> str:
     """Why the program of a command cannot be started on this machine; empty if it can, or that cannot be told."""
     word = plan.words[0]
     if word == "python" or "{" in word or runs_in_container(plan.spec.slurm):
         return ""
-    path = _search_path(plan.spec.env)
+    path = plan.spec.env.get("PATH", os.environ.get("PATH"))
     if "/" not in word:
         if not word or find_program(word, path):
             return ""
@@ -263,11 +250,6 @@ def program_problem(plan: Plan) -> str:
     return ""
 
 
-def names_what_it_needs(script: Script) -> bool:
-    """Whether a look at the script shows that it imports torch or slurmtrain."""
-    return any(each.package in _NEEDED for each in _imports(script, tuple(map(str, file_identity(str(script.path))))))
-
-
 def is_missing(path: Path) -> bool:
     """Whether there is certainly nothing at this path: what cannot be looked at may be there."""
     try:
@@ -279,43 +261,34 @@ def is_missing(path: Path) -> bool:
     return False
 
 
-def missing_import(script: Script) -> ScriptImport | None:
+def _missing_import(script: Script) -> ScriptImport | None:
     """The first import that fails, of those that tell something about the run; None if none is known to fail."""
     if not script.python.path:
         return None
+    # Where Python looks for modules first.
+    beside = script.path if script.module else script.path.parent
     imports = [
         each
-        for each in _imports(script, tuple(map(str, file_identity(str(script.path)))))
-        if (each.certain or each.package in _NEEDED) and not _is_beside(script.directory, each.package)
+        for each in imports_of(script)
+        if (each.certain or each.package in NEEDED)
+        and is_missing(beside / each.package)
+        and not any(beside.glob(f"{each.package}.*"))
     ]
     absent = _absent(script.python, tuple(each.package for each in imports))
     return next((each for each in imports if each.package in absent), None)
 
 
-@functools.cache
-def _imports(script: Script, _identity: tuple[str, ...]) -> Sequence[ScriptImport]:
-    """``_identity``: identifies the script's file, which may change."""
+def imports_of(script: Script) -> Sequence[ScriptImport]:
+    """What a look at a script shows that it imports; of a module, itself."""
     if script.module:
         return [ScriptImport(script.module.partition(".")[0], 0, certain=True)]
-    try:
-        # Opening a pipe would wait for its writer.
-        if not script.path.is_file():
-            return []
-        with script.path.open("rb") as file:
-            source = file.read(_LONGEST + 1)
-    except OSError:
-        return []
-    return script_imports(source) if len(source) <= _LONGEST else []
+    return _script_imports(script.path, tuple(map(str, file_identity(str(script.path)))))
 
 
-def _is_beside(directory: Path, package: str) -> bool:
-    """Whether a script in a directory finds this package there."""
-    return not is_missing(directory / package) or any(directory.glob(f"{package}.*"))
-
-
-def _search_path(env: Mapping[str, str]) -> str | None:
-    """Where programs are looked for; None: in the system's directories."""
-    return env.get("PATH", os.environ.get("PATH"))
+@functools.cache
+def _script_imports(path: Path, _identity: tuple[str, ...]) -> Sequence[ScriptImport]:
+    """``_identity``: identifies the script's file, which may change."""
+    return script_imports(_read_script(path))
 
 
 @functools.cache
@@ -391,58 +364,50 @@ def check_shell_script(plan: Plan) -> None:
     Raises:
         NotAvailable: it does.
     """
-    if not plan.template.get("launcher") and (problem := _problem(plan)):
+    if not plan.template.get("launcher") and (problem := _problem_of_ranks(plan, *_shell_of(plan))):
         raise NotAvailable(problem)
 
 
-def notes_on_scripts(plan: Plan) -> Iterator[str]:
-    """What in the scripts of a command suits its launcher badly, as sentences without a full stop."""
-    if problem := _problem(plan):
-        yield problem
+def notes_on_shell(plan: Plan) -> Iterator[str]:
+    """What in the shell's part of a command suits its launcher badly, as sentences without a full stop."""
     name, text = _shell_of(plan)
+    if problem := _problem_of_ranks(plan, name, text):
+        yield problem
     line = reads_task_variables(text) if plan.spec.per_node else None
     if line is not None:
         yield (
             f"{name}, line {line}, reads SLURM_PROCID, SLURM_LOCALID or SLURM_NTASKS, which a command that is started "
             "once per node does not have: its node is SLURM_NODEID, of SLURM_NNODES"
         )
-    script = find_script(plan)
-    alone = not plan.spec.per_node and plan.spec.resources.most_ranks.world_size == 1
-    if alone and script is not None and not script.module and is_distributed_alone(_read(script.path)):
-        yield (
-            f"{script.path.name} seems to train with others as soon as RANK is set, which it also is for a single "
-            "process: set 'launcher: none' if it is to train alone"
-        )
 
 
-def _problem(plan: Plan) -> str:
-    if shell_text(plan.spec.command) is not None:
-        return ""  # the spec is refused
-    name, text = _shell_of(plan)
+def _problem_of_ranks(plan: Plan, name: str, text: str) -> str:
     spec = plan.spec
+    if shell_text(spec.command) is not None:
+        return ""  # the spec is refused
     problem = problem_of_calls(calls_in(text), spec.launcher or RANKS, spec.resources.most_ranks.world_size)
     return f"{name}, line {problem[0].line}, calls {problem[0].name}, {problem[1]}" if problem else ""
 
 
 def _shell_of(plan: Plan) -> tuple[str, str]:
-    """What a shell is to run, and its name for a person; both empty if the command runs none."""
+    """What a shell is to run, after its name for a person; both empty if the command runs none."""
     text = shell_text(plan.spec.command)
     if text is not None:
         return "the command", text
     path = shell_script(plan.spec.command)
     if path is None or "{" in path:
         return "", ""
-    return Path(path).name, _read(Path(plan.workdir, path))
+    return Path(path).name, _read_script(Path(plan.workdir, path)).decode(errors="replace")
 
 
-def _read(path: Path) -> str:
-    """The text of a script; empty if it cannot be read, or is none."""
+def _read_script(path: Path) -> bytes:
+    """A script; empty if it cannot be read, or is none."""
     try:
         # Opening a pipe would wait for its writer.
         if not path.is_file():
-            return ""
+            return b""
         with path.open("rb") as file:
             data = file.read(_LONGEST + 1)
     except OSError:
-        return ""
-    return data.decode(errors="replace") if len(data) <= _LONGEST and b"\0" not in data else ""
+        return b""
+    return data if len(data) <= _LONGEST and b"\0" not in data else b""

@@ -15,11 +15,10 @@ from slurmtrain.model.run.events.base import is_plain
 from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.model.run.lineage import Upstream
-from slurmtrain.ops.shared.current_plan import run_settings
-from slurmtrain.ops.shared.next_attempts import HeldRun
+from slurmtrain.ops.shared.next_attempts import HeldRun, run_settings
 from slurmtrain.ops.shared.workspace import Workspace, person
+from slurmtrain.ops.submit.chained_runs import StartPoints
 from slurmtrain.ops.submit.code_snapshots import Provenance, find_provenance
-from slurmtrain.ops.submit.start_points import StartPoints
 from slurmtrain.runtime.upstreams import note_dependent, write_upstreams
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.files import (
@@ -141,6 +140,7 @@ def create(
         announce(ids)
         runs = [HeldRun(workspace.root.run(name), lock) for name, (_, lock) in zip(ids, built, strict=True)]
         for run, after in zip(runs, batch.upstreams, strict=False):
+            # Before it can be seen: whoever ends the upstream finds all that wait for it.
             for upstream in after:
                 note_dependent(workspace.root.run(upstream.run), run.id)
         for (unborn, _), run in zip(built, runs, strict=True):
@@ -151,14 +151,15 @@ def create(
         # First, since a run is removed under such a name.
         for unborn, _ in built:
             shutil.rmtree(unborn.path, ignore_errors=True)
-        remove(workspace, visible)
+        remove_runs(workspace, visible)
         if isinstance(error, OSError):
-            raise _unwritable(workspace, error) from error
+            place, why = workspace.root.path, describe_os_error(error)
+            raise PathError(f"cannot write to the runs root {place}: {why}; nothing was created") from error
         raise
     return runs
 
 
-def remove(workspace: Workspace, runs: Sequence[RunDir]) -> list[RunDir]:
+def remove_runs(workspace: Workspace, runs: Sequence[RunDir]) -> list[RunDir]:
     """Remove runs that were created but have no job; returns those that cannot be removed.
 
     If this is killed halfway, ``sync`` removes the rest.
@@ -170,6 +171,7 @@ def remove(workspace: Workspace, runs: Sequence[RunDir]) -> list[RunDir]:
             run.path.rename(unborn.path)
         except OSError:
             left.append(run)
+        # Also where the rename failed because an earlier removal was killed after it.
         shutil.rmtree(unborn.path, ignore_errors=True)
     return left
 
@@ -222,8 +224,10 @@ def _build(
         # Private, also where a group shares the runs root.
         unborn.checkpoints.mkdir(mode=DIRECTORY_MODE)
         write_new(unborn.plan, json_bytes(planned.plan.to_json()))
+        comments = "".join(f"# override: {override}\n" for override in planned.overrides)
+        spec_text = f"{batch.spec.text.rstrip(chr(10))}\n{comments}" if comments else batch.spec.text
         for path, content in (
-            (unborn.spec, _spec_text(batch.spec, planned).encode()),
+            (unborn.spec, spec_text.encode()),
             (unborn.code_difference, provenance.difference),
             (unborn.environment, provenance.environment),
         ):
@@ -275,14 +279,3 @@ def _new_directory(workspace: Workspace, sweep: str | None) -> RunDir:
         except FileExistsError:
             continue
         return unborn
-
-
-def _unwritable(workspace: Workspace, error: OSError) -> PathError:
-    return PathError(
-        f"cannot write to the runs root {workspace.root.path}: {describe_os_error(error)}; nothing was created"
-    )
-
-
-def _spec_text(spec: SpecFile, planned: PlannedRun) -> str:
-    comments = "".join(f"# override: {override}\n" for override in planned.overrides)
-    return spec.text if not comments else spec.text.rstrip("\n") + "\n" + comments

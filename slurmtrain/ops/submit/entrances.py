@@ -12,46 +12,32 @@ record without a directory was never created, unless the record says that all of
 from __future__ import annotations
 
 import contextlib
+import json
+import shutil
+import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import PathError, SlurmtrainError, SubmitFailed, UserError
+from slurmtrain.errors import Mistake, PathError, SlurmtrainError, SpecError, SubmitFailed, UserError
+from slurmtrain.model.experiment.sweep import MAX_RUNS
 from slurmtrain.model.run.layout import created_ms
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.chained_runs import Chain
+from slurmtrain.ops.submit.command_script import missing_script
 from slurmtrain.ops.submit.creation import new_sweep
-from slurmtrain.ops.submit.specs import load
-from slurmtrain.ops.submit.submission import Submission, describe_failure, name_runs, submit_sweeps
-from slurmtrain.specfile import SpecFile
+from slurmtrain.ops.submit.submission import Submission, describe_failed_submission, name_runs, submit_sweeps
+from slurmtrain.slurm.slurm_commands import read_options
+from slurmtrain.specfile import SiteRules, SpecFile, load_spec
 from slurmtrain.system.files import make_directory, read_json, write_json
+from slurmtrain.system.inherited import current_directory
 from slurmtrain.system.locks import locked
 
 _RECENT_S = 60.0
 _LONGEST = 255
-
-
-def submit(
-    workspace: Workspace, path: Path, overrides: Sequence[str] = (), sweep: Sequence[str] = (), *, executor: str
-) -> Submission:
-    """Read a spec and submit all of its runs. On this machine the runs of a sweep start one after the other.
-
-    Args:
-        workspace: where the runs go.
-        path: the spec's file.
-        overrides: ``KEY=VALUE`` for all runs.
-        sweep: ``KEY=VALUE,VALUE``: a run for each value.
-        executor: ``slurm`` or ``local``.
-
-    Raises:
-        SlurmtrainError: as :func:`submit_spec`, or something is wrong with the spec.
-    """
-    return submit_spec(
-        workspace, load(path, overrides, sweep, max_runs=workspace.config.sweep_max_runs), executor=executor
-    )
 
 
 def submit_spec(workspace: Workspace, spec: SpecFile, *, executor: str, key: str | None = None) -> Submission:
@@ -84,12 +70,12 @@ def submit_specs(
         SubmitInterrupted: the same after SIGINT or SIGTERM.
     """
     if any(spec.search is not None for spec in specs):
-        from slurmtrain.ops.search.advance import begin
+        from slurmtrain.ops.search.advance import begin_search
 
         if key is not None or len(specs) > 1:
             manner = "with --idempotency-key" if key is not None else "together with other specs"
             raise UserError(f"a search cannot be submitted {manner}; nothing was created")
-        return begin(workspace, specs[0], executor)
+        return begin_search(workspace, specs[0], executor)
     if key is None:
         return submit_sweeps(workspace, specs, [_new_sweep(workspace, spec) for spec in specs], executor=executor)
     # Before there is anything of the key.
@@ -102,7 +88,18 @@ def submit_specs(
 def _submit_with_key(workspace: Workspace, specs: Sequence[SpecFile], executor: str, held: HeldKey) -> Submission:
     existing = held.existing(workspace)
     present = [run_id for run_id in existing if run_id is not None]
-    notes = _complete(workspace, present)
+    notes: list[str] = []
+    if present:
+        from slurmtrain.ops.sync import sync
+
+        # What a killed submission of these runs left undone.
+        synced = sync(workspace, present, track=False)
+        notes = [
+            f"the idempotency key was used before, for {name_runs(present)}",
+            *synced.notes,
+            *synced.problems,
+            *synced.observed.problems,
+        ]
     recorded = held.record.sweeps or [None] * len(specs)
     sweeps = [sweep or _new_sweep(workspace, spec) for sweep, spec in zip(recorded, specs, strict=True)]
     rest = iter(existing)
@@ -113,8 +110,14 @@ def _submit_with_key(workspace: Workspace, specs: Sequence[SpecFile], executor: 
             submitted = submit_sweeps(workspace, specs, sweeps, executor=executor, ids=ids, held=held)
         except SlurmtrainError as error:
             if not present and not isinstance(error, SubmitFailed):
+                # Nothing exists: the key may stand for something else next time.
                 held.forget()
-            raise _with_earlier(error, present, existing.count(None)) from error
+            if not present:
+                raise
+            if isinstance(error, SubmitFailed):
+                earlier = f"{error}; submitted earlier: {name_runs(present)}"
+                raise type(error)(earlier, [*present, *error.run_ids]) from error
+            raise describe_failed_submission(error, present, existing.count(None)) from error
         run_ids, notes = submitted.run_ids, [*notes, *submitted.notes]
     if not held.record.complete:
         # If that fails, the runs are found all the same, only not missed if they are deleted.
@@ -125,30 +128,6 @@ def _submit_with_key(workspace: Workspace, specs: Sequence[SpecFile], executor: 
 
 def _new_sweep(workspace: Workspace, spec: SpecFile) -> str | None:
     return new_sweep(workspace) if len(spec.runs) > 1 else None
-
-
-def _with_earlier(error: SlurmtrainError, present: Sequence[str], missing: int) -> SlurmtrainError:
-    """The error for runs that cannot be submitted beside those that are ``present`` from an earlier submission."""
-    if not present:
-        return error
-    if isinstance(error, SubmitFailed):
-        return type(error)(f"{error}; submitted earlier: {name_runs(present)}", [*present, *error.run_ids])
-    return describe_failure(error, present, missing)
-
-
-def _complete(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
-    """Finish what a killed submission of these runs left undone; returns notes."""
-    if not run_ids:
-        return []
-    from slurmtrain.ops.sync import sync
-
-    synced = sync(workspace, run_ids, track=False)
-    return [
-        f"the idempotency key was used before, for {name_runs(run_ids)}",
-        *synced.notes,
-        *synced.problems,
-        *synced.observed.problems,
-    ]
 
 
 # --- keys and recent runs --------------------------------------------------------------------------------------------
@@ -228,7 +207,20 @@ def held_key(workspace: Workspace, key: str, plans: Sequence[str], executor: str
     make_directory(path.parent)
     with locked(path.with_suffix(".lock")):
         new = KeyRecord(key=key, executor=executor, plans=tuple(plans))
-        record = _read(path) or new
+        data, record = read_json(path), new
+        try:
+            if data is not None:
+                record = KeyRecord(
+                    key=str(data["key"]),
+                    executor=str(data["executor"]),
+                    plans=tuple(map(str, data["plans"])),
+                    runs=tuple(map(str, data["runs"])),
+                    complete=bool(data["complete"]),
+                    # Records of earlier versions have one, or none.
+                    sweeps=tuple(str(sweep) if sweep else None for sweep in data.get("sweeps") or [data.get("sweep")]),
+                )
+        except (KeyError, TypeError, ValueError) as error:
+            raise PathError(f"{path} is not a record of an idempotency key; remove it to use the key again") from error
         if (tuple(record.plans), record.executor) != (new.plans, new.executor):
             submitted = f" (run {', '.join(record.runs)})" if record.runs else ""
             raise UserError(
@@ -236,28 +228,6 @@ def held_key(workspace: Workspace, key: str, plans: Sequence[str], executor: str
                 "choose another key"
             )
         yield HeldKey(path, record)
-
-
-def _read(path: Path) -> KeyRecord | None:
-    data = read_json(path)
-    if data is None:
-        return None
-    try:
-        return _record_of(data)
-    except (KeyError, TypeError, ValueError) as error:
-        raise PathError(f"{path} is not a record of an idempotency key; remove it to use the key again") from error
-
-
-def _record_of(data: dict[str, Any]) -> KeyRecord:
-    return KeyRecord(
-        key=str(data["key"]),
-        executor=str(data["executor"]),
-        plans=tuple(map(str, data["plans"])),
-        runs=tuple(map(str, data["runs"])),
-        complete=bool(data["complete"]),
-        # Records of earlier versions have one, or none.
-        sweeps=tuple(str(sweep) if sweep else None for sweep in data.get("sweeps") or [data.get("sweep")]),
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -274,26 +244,114 @@ class RecentRun:
 def find_recent(workspace: Workspace, spec: SpecFile) -> RecentRun | None:
     """The newest run of a plan of ``spec`` that was submitted within the last minute and has not ended."""
     hashes = {planned.plan.hash for planned in spec.runs}
-    same = [run for run in _recent(workspace) if _plan_hash(workspace, run.id) in hashes]
+    now, same = time.time(), list[RecentRun]()
+    # By the times in their ids, the newest first.
+    for run_id in reversed(workspace.run_ids()):
+        seconds = now - created_ms(run_id) / 1000
+        if seconds > _RECENT_S:
+            break
+        # An id from the future is from before the clock was set back, or from another machine.
+        with contextlib.suppress(PathError):
+            if seconds > -_RECENT_S and (read_json(workspace.root.run(run_id).plan) or {}).get("hash") in hashes:
+                same.append(RecentRun(run_id, max(0.0, seconds)))
     if not same:
         return None
     runs = observe(workspace, [run.id for run in same], ask_slurm=False).runs
     return next((run for run in same if run.id in runs and not runs[run.id].ended), None)
 
 
-def _recent(workspace: Workspace) -> Iterator[RecentRun]:
-    """Runs of the last minute, the newest first, by the times in their ids."""
-    now = time.time()
-    for run_id in reversed(workspace.run_ids()):
-        seconds = now - created_ms(run_id) / 1000
-        if seconds > _RECENT_S:
-            return
-        # An id from the future is from before the clock was set back, or from another machine.
-        if seconds > -_RECENT_S:
-            yield RecentRun(run_id, max(0.0, seconds))
+# --- reading specs ---------------------------------------------------------------------------------------------------
+
+_SUFFIXES = frozenset({".yaml", ".yml"})
 
 
-def _plan_hash(workspace: Workspace, run_id: str) -> str | None:
-    with contextlib.suppress(PathError):
-        return (read_json(workspace.root.run(run_id).plan) or {}).get("hash")
-    return None
+def split_sources(words: Sequence[str]) -> tuple[list[Path], list[str]]:
+    """The specs and the overrides among the words behind the first spec of a command line."""
+    specs = [word for word in words if "=" not in word and (Path(word).suffix in _SUFFIXES or Path(word).is_file())]
+    return [Path(word) for word in specs], [word for word in words if word not in specs]
+
+
+def load(
+    spec: Path | Mapping[str, Any],
+    overrides: Sequence[str],
+    sweep: Sequence[str],
+    *,
+    max_runs: int = MAX_RUNS,
+    after: Sequence[str] = (),
+) -> SpecFile:
+    """Read a spec, using this working directory and the ``python`` on this PATH.
+
+    Args:
+        spec: its file, or what would be in it, as plain data.
+        overrides: ``KEY=VALUE`` for all runs.
+        sweep: ``KEY=VALUE,VALUE``: a run for each value.
+        max_runs: how many runs the sweep may have.
+        after: runs to start after, in addition to those that the spec names.
+
+    Raises:
+        SpecError: the spec is invalid.
+        PathError: it cannot be read.
+    """
+    site = SiteRules(read_options, max_runs, missing_script)
+    cwd, python = current_directory(), which_python()
+    loaded = load_spec(spec, overrides, sweep, cwd=cwd, python=python, site=site)
+    if not after:
+        return loaded
+    entries = dict.fromkeys([*loaded.runs[0].plan.spec.after, *after])
+    # Quoted, since an id may look like a number.
+    more = [*overrides, f"after={json.dumps(list(entries))}"]
+    return load_spec(spec, more, sweep, cwd=cwd, python=python, site=site)
+
+
+def which_python() -> str:
+    """The interpreter that ``python`` refers to: the one on PATH, else the one that runs this."""
+    return shutil.which("python") or sys.executable
+
+
+def load_all(
+    sources: Sequence[Path | Mapping[str, Any]],
+    overrides: Sequence[str],
+    sweep: Sequence[str],
+    after: Sequence[str],
+    *,
+    max_runs: int,
+) -> list[SpecFile]:
+    """Read specs that are submitted together.
+
+    Args:
+        sources: their files, or what would be in them, as plain data.
+        overrides: ``KEY=VALUE`` for all runs.
+        sweep: ``KEY=VALUE,VALUE``: a run for each value; with a single spec only.
+        after: runs to start after, in addition to those that a spec names.
+        max_runs: how many runs the sweep of each may have.
+
+    Raises:
+        UserError: they cannot be submitted together.
+        SpecError: lists all mistakes in all of them.
+        PathError: one cannot be read.
+    """
+    if len(sources) > 1 and sweep:
+        raise UserError("--sweep: with several specs, write the section 'sweep' into the one that it is for")
+    paths = [source for source in sources if isinstance(source, Path)]
+    twice = next((path for index, path in enumerate(paths) if path.resolve() in map(Path.resolve, paths[:index])), None)
+    if twice is not None:
+        raise UserError(f"{twice} is there twice; to submit it twice, call 'submit' twice")
+    specs: list[SpecFile] = []
+    mistakes: list[Mistake] = []
+    for source in sources:
+        try:
+            specs.append(load(source, overrides, sweep, max_runs=max_runs, after=after))
+        except SpecError as error:
+            # A mistake on the command line is one in each of them.
+            mistakes += [mistake for mistake in error.mistakes if mistake not in mistakes]
+    if mistakes:
+        raise SpecError(mistakes)
+    return specs
+
+
+def merge_specs(specs: Sequence[SpecFile]) -> SpecFile:
+    """All runs of some specs, as if one spec had them."""
+    if len(specs) == 1:
+        return specs[0]
+    runs = tuple(run for spec in specs for run in spec.runs)
+    return SpecFile(text="", runs=runs, warnings=tuple(each for spec in specs for each in spec.warnings))

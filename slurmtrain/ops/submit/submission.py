@@ -38,12 +38,11 @@ from slurmtrain.ops.shared.start import check_executor, start
 from slurmtrain.ops.shared.start_order import only_one
 from slurmtrain.ops.shared.trackers import check_trackers
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit.chained_runs import Chain
+from slurmtrain.ops.submit.chained_runs import Chain, with_start_points
 from slurmtrain.ops.submit.code_snapshots import with_snapshots
 from slurmtrain.ops.submit.command_script import check_script, check_shell_script
-from slurmtrain.ops.submit.creation import Batch, check_room, create, remove
+from slurmtrain.ops.submit.creation import Batch, check_room, create, remove_runs
 from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on, notes_on_pack
-from slurmtrain.ops.submit.start_points import with_start_points
 from slurmtrain.runtime.environment.process_limits import make_room
 from slurmtrain.specfile import PlannedRun, SpecFile
 
@@ -125,6 +124,7 @@ class _Work:
             # Updates the node ledger: what the journals of other runs say about nodes by now.
             observe(self.workspace, ask_slurm=False)
         batches = [self._with_code(batch) for batch in batches]
+        # Each run's lock is an open file until it is submitted.
         make_room(sum(len(batch.runs) for batch in batches))
         with ExitStack() as locks:
             # From here on something may exist: an interruption is carried out between two runs, and says what does.
@@ -162,6 +162,7 @@ class _Work:
             if plan.code is None:
                 check_script(plan, self.executor)
                 check_shell_script(plan)
+        # Last, as it makes the runs root: whatever is refused above leaves nothing.
         self.workspace.prepare()
         check_room(self.workspace, len(plans))
 
@@ -172,7 +173,8 @@ class _Work:
         snapshotted = iter(plans)
         runs = [planned if planned.has_code else replace(planned, plan=next(snapshotted)) for planned in batch.runs]
         self._note([*map(str, batch.spec.warnings), *notes_on_pack(batch.spec.pack, self.executor)])
-        self._note(notes_on(self.workspace, [planned.plan for planned in runs], self.executor))
+        # With a snapshot from before, the files in the working directory now are not those that the code has.
+        self._note(notes_on(self.workspace, [planned.plan for planned in runs], self.executor, undecided))
         self._note(about_code)
         return replace(batch, runs=runs)
 
@@ -186,7 +188,7 @@ class _Work:
                 ids = [[run_id or "" for run_id in each] for each in self.ids]
                 upstreams = [self.chain.upstreams((number, index), ids) for index in places]
                 runs = [
-                    replace(planned, parents=[*planned.parents, *_parents(planned, after)])
+                    replace(planned, parents=[*planned.parents, *_parents_after(planned, after)])
                     for planned, after in zip(batch.runs, upstreams, strict=True)
                 ]
 
@@ -199,7 +201,7 @@ class _Work:
                 batch = replace(batch, runs=runs, upstreams=upstreams)
                 created.append((batch, create(self.workspace, batch, locks, announce=announce)))
         except BaseException:
-            remove(self.workspace, [run.directory for _, runs in created for run in runs])
+            remove_runs(self.workspace, [run.directory for _, runs in created for run in runs])
             raise
         self.created = [run for _, runs in created for run in runs]
         return created
@@ -259,15 +261,20 @@ class _Work:
         is_without_job = isinstance(error, SlurmtrainError) and not isinstance(error, SubmissionUncertain)
         uncertain = [] if is_without_job else list(failed)
         rest = [run.directory for run in self.created if run.id not in self.submitted and run.id not in uncertain]
-        without_job = [directory.id for directory in remove(self.workspace, rest)]
+        without_job = [directory.id for directory in remove_runs(self.workspace, rest)]
         if not (self.submitted or uncertain or without_job):
-            return _nothing_left(error)
+            if isinstance(error, SubmitInterrupted):
+                return SubmitInterrupted("interrupted; nothing was submitted")
+            assert isinstance(error, SlurmtrainError)
+            # Not a new one: some classes are made from more than a message.
+            error.args = (f"{error}; nothing was created",)
+            return error
         removed = len(rest) - len(without_job)
         submitted = [run.id for run in self.created if run.id in self.submitted]
-        return describe_failure(error, submitted, removed, uncertain=uncertain, without_job=without_job)
+        return describe_failed_submission(error, submitted, removed, uncertain=uncertain, without_job=without_job)
 
 
-def _parents(planned: PlannedRun, after: Sequence[Upstream]) -> Iterator[Parent]:
+def _parents_after(planned: PlannedRun, after: Sequence[Upstream]) -> Iterator[Parent]:
     """How a run comes from those that it starts after: with the checkpoint of one it may begin, too."""
     start_from = planned.plan.spec.start_from
     is_forked = any(parent.relation == FORK for parent in planned.parents)
@@ -277,16 +284,7 @@ def _parents(planned: PlannedRun, after: Sequence[Upstream]) -> Iterator[Parent]
         yield Parent(upstream.run, AFTER)
 
 
-def _nothing_left(error: BaseException) -> SlurmtrainError:
-    if isinstance(error, SubmitInterrupted):
-        return SubmitInterrupted("interrupted; nothing was submitted")
-    assert isinstance(error, SlurmtrainError)
-    # Not a new one: some classes are made from more than a message.
-    error.args = (f"{error}; nothing was created",)
-    return error
-
-
-def describe_failure(
+def describe_failed_submission(
     error: BaseException,
     submitted: Sequence[str],
     removed: int,

@@ -293,10 +293,10 @@ class _DrillRuns:
         # GraceTime is only for preemptions; a time limit has the lead of its signal, which is longer than the default.
         if self.options.executor != "slurm" or name != "preempt":
             return DEFAULT_GRACE_S
-        from slurmtrain.slurm import site_limits
+        from slurmtrain.slurm import site
 
         try:
-            return site_limits.grace_s(self.drill_plan.plan, self.workspace.scheduler.partitions()) or DEFAULT_GRACE_S
+            return site.grace_s(self.drill_plan.plan, self.workspace.scheduler.partitions()) or DEFAULT_GRACE_S
         except SlurmDown:
             return DEFAULT_GRACE_S
 

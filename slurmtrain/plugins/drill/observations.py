@@ -20,7 +20,7 @@ from slurmtrain.model.run.events.agent_events import LeftoversKilled, RanksExite
 from slurmtrain.model.run.events.base import Event
 from slurmtrain.model.run.layout import RunDir, attempt_of
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.current_plan import current_plan
+from slurmtrain.ops.shared.next_attempts import current_plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.drill.facts import (
     FAULTS,

@@ -14,11 +14,10 @@ import yaml
 from helpers.fakeslurm import PARTITIONS, SlurmCommands
 from helpers.forked_launcher import fork_launchers
 from helpers.postgres_server import PostgresServer
-from helpers.workspaces import make_workspace
+from helpers.workspaces import make_workspace, submit
 
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import submit
 from slurmtrain.runtime.code.packages import read_software
 
 # On which databases the verbs are tested: TEST_ENGINES=all adds PostgreSQL.
@@ -90,7 +89,7 @@ def project(tmp_path: Path, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatc
     place.mkdir()
     (place / "train.py").write_text("old\n")
     monkeypatch.chdir(place)
-    monkeypatch.setattr("slurmtrain.ops.submit.specs.which_python", lambda: sys.executable)
+    monkeypatch.setattr("slurmtrain.ops.submit.entrances.which_python", lambda: sys.executable)
     monkeypatch.setattr("slurmtrain.ops.rerun.which_python", lambda: sys.executable)
     return place
 

@@ -15,7 +15,7 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.simulated_run import CRASHED, RUN_ID, SimulatedRun
 from helpers.workspaces import build_run, load_run, sync_again
 
-from slurmtrain.local import local_launch as local_launch
+from slurmtrain import local
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops import sync as syncing
@@ -327,7 +327,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         jobs.append(job_id)
         return this_process()
 
-    monkeypatch.setattr(local_launch, "launch", launch)
+    monkeypatch.setattr(local, "launch_here", launch)
     return jobs
 
 

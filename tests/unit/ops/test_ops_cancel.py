@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import RUN_ID
-from helpers.workspaces import build_run, load_run, sync_again
+from helpers.workspaces import build_run, load_run, submit, sync_again
 
 from slurmtrain.errors import RunBusy, RunCancelled
 from slurmtrain.model.run.run import Run
@@ -21,7 +21,6 @@ from slurmtrain.ops.shared import start as starting
 from slurmtrain.ops.shared.next_attempts import cancels
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import submit
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.locks import locked
 
@@ -107,7 +106,7 @@ def test_a_run_that_was_cancelled_before_its_submission_is_not_submitted(
 def test_a_job_that_is_submitted_after_the_cancel_is_cancelled_too(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meanwhile(monkeypatch, "_submit", lambda run: cancel_in_another_command(workspace, run.name))
+    meanwhile(monkeypatch, "_submit_group", lambda run: cancel_in_another_command(workspace, run.name))
     [run_id], notes, _ = submit(workspace, spec, executor="slurm")
     assert f"run {run_id} was cancelled while its job was being submitted; job 8 was too" in notes
     assert [call.args for call in slurm.calls("scancel")] == [["8"]]
@@ -133,7 +132,7 @@ def test_a_resume_that_was_cancelled_meanwhile_says_so_and_an_earlier_cancel_doe
     slurm.replies("sacct", f"8|CANCELLED by 0|0:0|100|200|300|30|n0|x-{run_id}\n")
     assert cancel_in_another_command(workspace, run_id).state == "cancelled"
     slurm.replies("sbatch", "Submitted batch job 9\n")
-    meanwhile(monkeypatch, "_submit", lambda run: cancel_in_another_command(workspace, run.name))
+    meanwhile(monkeypatch, "_submit_group", lambda run: cancel_in_another_command(workspace, run.name))
     with pytest.raises(RunCancelled, match="job 9 was too"):
         resume(workspace, run_id, from_start=True)
     assert [call.args for call in slurm.calls("scancel")][-1] == ["9"]

@@ -13,8 +13,8 @@ from helpers.workspaces import build_run
 
 from slurmtrain.ops import delete as verb
 from slurmtrain.ops.delete import delete, find_deletable
-from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.tree_removal import Removal, remove_tree

@@ -428,7 +428,7 @@ def die_at(number: int, root: Path) -> None:
 @pytest.fixture(params=ENGINES)
 def record(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[type[Record]]:
     jobs = IdleJobs()
-    monkeypatch.setattr("slurmtrain.local.local_launch.launch", jobs.launch)
+    monkeypatch.setattr("slurmtrain.local.launch_here", jobs.launch)
     # What a command has claimed that was killed on another machine is void after a while, which no test waits.
     monkeypatch.setattr("slurmtrain.ops.shared.start._CLAIM_S", 0.0)
     host = [socket.gethostname()]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.simulated_run import RUN_ID, SimulatedRun
-from helpers.workspaces import build_run
+from helpers.workspaces import build_run, submit
 
 from slurmtrain.errors import RequestRefused, RunBusy, SpecError, SubmissionUncertain, SubmitFailed
 from slurmtrain.ops import resume as resuming
@@ -17,7 +17,6 @@ from slurmtrain.ops.resume import find_failed, resume, resume_failed
 from slurmtrain.ops.shared import start
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import submit
 from slurmtrain.runtime.checkpoint.checkpoint_files import MANIFEST, Manifest, Staging, newest_published
 from slurmtrain.runtime.environment.node import read_launch
 from slurmtrain.runtime.job import lease

@@ -11,10 +11,10 @@ from helpers.fakeslurm import PARTITIONS, SlurmCommands, squeue_line
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import build_run, load_run, sync_again
 
-from slurmtrain.local import local_launch as local_launch
+from slurmtrain import local
 from slurmtrain.model.run.layout import run_id
 from slurmtrain.ops.cancel import cancel
-from slurmtrain.ops.shared.current_plan import run_settings
+from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.shared.run_details import show_json
 from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.views import run_json
@@ -306,7 +306,7 @@ SWEEPS = ("first", None, "second", "first", "second")
 def test_a_run_that_sync_starts_waits_for_the_one_before_it_in_its_own_sweep(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_launch, "launch", lambda *_: this_process())
+    monkeypatch.setattr(local, "launch_here", lambda *_: this_process())
     for name, sweep in zip(RUNS, SWEEPS, strict=True):
         fields: dict[str, Any] = {} if sweep is None else {"sweep": sweep, "parallel": 2}
         SimulatedRun(workspace.root.run(name), spec={"name": "n"}, executor="local").created(**fields)

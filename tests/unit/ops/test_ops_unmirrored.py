@@ -10,7 +10,7 @@ import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun, make_test_plan
 from helpers.workspaces import build_run
 
-from slurmtrain.ops.shared.current_plan import run_settings
+from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace

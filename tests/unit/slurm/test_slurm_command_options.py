@@ -32,6 +32,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> SlurmCommands:
     fake = SlurmCommands(tmp_path / "bin")
     monkeypatch.setenv("PATH", fake.on_path())
     fake.replies("sbatch", HELP)
+    fake.replies("srun", "      --mpi=type   type of MPI being used\n")
     return fake
 
 
@@ -40,17 +41,11 @@ def test_they_are_those_of_its_help_and_of_its_plug_ins(slurm: SlurmCommands) ->
     assert slurm.calls("sbatch")[0].args == ["--help"]
 
 
-def test_those_of_srun_are_kept_beside_them(slurm: SlurmCommands) -> None:
-    slurm.replies("srun", "      --mpi=type   type of MPI being used\n")
-    for _ in range(2):
-        assert read_options("mpi", "srun") == {"mpi"}
-        assert read_options("zz-note") == OPTIONS
-    assert (len(slurm.calls("srun")), len(slurm.calls("sbatch"))) == (1, 1)
-
-
 def test_a_known_option_is_asked_for_once_and_an_unknown_one_each_time(slurm: SlurmCommands) -> None:
     for _ in range(3):
         assert "zz-note" in read_options("zz-note")
+        assert read_options("mpi", "srun") == {"mpi"}
+    assert len(slurm.calls("srun")) == 1
     assert len(slurm.calls("sbatch")) == 1
     assert "zz-new" not in read_options("zz-new")
     slurm.replies("sbatch", HELP + "      --zz-new=TEXT\n")
@@ -71,11 +66,8 @@ def test_another_sbatch_or_another_cluster_is_asked_again(
     assert len(slurm.calls("sbatch")) == 2
 
 
-def test_an_sbatch_that_fails_has_none(slurm: SlurmCommands) -> None:
+def test_an_sbatch_that_fails_or_is_missing_has_none(slurm: SlurmCommands) -> None:
     slurm.replies("sbatch", stderr="sbatch: fatal: no configuration\n", code=1)
     assert read_options("zz-note") == frozenset()
-
-
-def test_without_sbatch_there_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PATH", str(tmp_path))
+    (slurm.path / "sbatch").unlink()
     assert read_options("zz-note") == frozenset()

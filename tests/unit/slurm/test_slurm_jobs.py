@@ -10,8 +10,14 @@ from helpers.fakeslurm import SlurmCommands, job
 from slurmtrain.errors import SlurmDown
 from slurmtrain.plugins.growth import Extension, SlurmNodes
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
-from slurmtrain.slurm.jobs import find_unclaimed_job, is_named_after, job_arrays, job_name, second_job_name, second_jobs
-from slurmtrain.slurm.parse import Job
+from slurmtrain.slurm.parse import (
+    Job,
+    find_unclaimed_job,
+    is_named_after,
+    job_arrays,
+    second_job_name,
+    second_jobs,
+)
 
 RUN_ID = "0123456789"
 RECORD = """JobId=7 JobName=digits-0123456789
@@ -29,7 +35,8 @@ def test_a_run_finds_its_job_by_its_name_and_id() -> None:
     listed = jobs(j1="digits-other", j2="x-r1", j3="r1-x", j4="x-r1")
     assert find_unclaimed_job(listed, "r1", "x", {"2"}) == "4"
     assert find_unclaimed_job(listed, "r1", "x", {"2", "4"}) is None
-    assert find_unclaimed_job({}, "r1", "x", set()) is None
+    # Without the name of the run, the id at the end counts.
+    assert [is_named_after(listed[each], "r1", "") for each in ("1", "2")] == [False, True]
 
 
 @pytest.mark.parametrize(
@@ -37,12 +44,6 @@ def test_a_run_finds_its_job_by_its_name_and_id() -> None:
 )
 def test_another_job_with_the_id_in_its_name_is_not_the_runs(name: str) -> None:
     assert find_unclaimed_job(jobs(j7=name), "r1", "x", set()) is None
-
-
-def test_without_the_name_of_a_run_the_id_at_the_end_counts() -> None:
-    [job] = jobs(j7=job_name("x", "r1")).values()
-    assert is_named_after(job, "r1", "")
-    assert not is_named_after(job, "r2", "")
 
 
 @pytest.mark.parametrize("order", [1, -1])
@@ -103,14 +104,10 @@ def test_a_second_job_has_the_locale_of_its_agent_and_no_formats_of_answers(
 def test_the_second_job_of_an_element_of_an_array_is_one_with_the_same_index(slurm: SlurmCommands) -> None:
     assert NODES.request("12_3", Extension("12_3.0", 2), 1, None, []) == "8_3"
     [call] = slurm.calls("sbatch")
-    assert {"--array=3", "--dependency=after:12_3", "--export=ALL,SLURMTRAIN_EXTENDS=12_3.0:2"} <= set(call.args)
-
-
-def test_a_run_without_a_time_limit_requests_none(slurm: SlurmCommands) -> None:
-    NODES.request("7", Extension("7.0", 2), 1, None, [])
-    [call] = slurm.calls("sbatch")
-    assert "--nodes=1" in call.args
     assert not [option for option in call.args if option.startswith("--time")]
+    assert {"--nodes=1", "--array=3", "--dependency=after:12_3", "--export=ALL,SLURMTRAIN_EXTENDS=12_3.0:2"} <= set(
+        call.args
+    )
 
 
 def test_a_second_job_may_open_as_many_files_as_the_first(slurm: SlurmCommands, tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.slurm.parse import NodeInfo, read_partitions
-from slurmtrain.slurm.site_limits import NodeChoice, choose_nodes, grace_s, partition_names, rejection_reason
+from slurmtrain.slurm.site import NodeChoice, choose_nodes, grace_s, partition_names, rejection_reason
 
 PARTITIONS = read_partitions(
     "PartitionName=spot Default=YES MaxNodes=UNLIMITED MaxTime=04:00:00 TotalNodes=4 TRES=cpu=32,node=4,gres/gpu=8\n"
@@ -92,11 +92,6 @@ def test_the_least_wanted_node_is_left_out_first_and_the_rest_only_as_long_as_en
     assert choose("n4", "n3", "n0", slurm={"partition": "spot,long"}, nodes=3).excluded == ["n4", "n3"]
 
 
-def test_nodes_of_other_partitions_and_of_other_clusters_are_passed_over() -> None:
-    assert choose("n4", "stranger") == NodeChoice([], {})
-    assert choose("n4", slurm={"partition": "long"}).excluded == ["n4"]
-
-
 @pytest.mark.parametrize(
     ("keys", "resources"),
     [({}, {"gpus_per_node": 2}), ({}, {"gpus_per_node": "h100:1"}), ({}, {"mem": "10GB"}), ({}, {"cpus_per_proc": 8}),
@@ -110,10 +105,12 @@ def test_only_nodes_that_fit_are_counted(keys: dict[str, Any], resources: dict[s
     assert choice.needed == {"n0": "1 node is needed and none would be left"}
 
 
-def test_a_node_that_could_not_be_used_anyway_is_left_out() -> None:
+def test_nodes_of_other_partitions_are_passed_over_and_unusable_ones_left_out() -> None:
+    assert choose("n4", "stranger") == NodeChoice([], {})
+    assert choose("n4", slurm={"partition": "long"}).excluded == ["n4"]
     nodes = [NODES[0], NodeInfo(name="n1", partition="spot", state="drained")]
-    assert choose("n1", among=nodes).excluded == ["n1"]
-    assert choose("n0", among=nodes).excluded == []
+    assert [choose(name, among=nodes).excluded for name in ("n1", "n0")] == [["n1"], []]
+    assert partition_names(plan(slurm={"partition": "spot, long"}), PARTITIONS) == "long,spot"
 
 
 def test_what_the_user_asks_for_and_excludes_counts() -> None:
@@ -175,11 +172,3 @@ def test_a_job_that_is_preempted_goes_on_for_the_shortest_grace_of_its_partition
     slurm: dict[str, Any], seconds: float | None
 ) -> None:
     assert grace_s(plan(slurm=slurm), PREEMPTED) == seconds
-
-
-@pytest.mark.parametrize(
-    ("named", "name"), [(None, "spot"), ("tight", "tight"), ("spot, long", "long,spot"), ("long,spot", "long,spot")]
-)
-def test_partitions_have_one_name_whatever_their_order(named: str | None, name: str) -> None:
-    assert partition_names(plan(slurm={"partition": named} if named else {}), PREEMPTED) == name
-    assert partition_names(plan(), {}) == ""

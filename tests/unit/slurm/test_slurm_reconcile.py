@@ -12,8 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from slurmtrain.model.run.run import ABSENT, ENDED, GONE, RUN_STATES, Attempt
 from slurmtrain.slurm.parse import Job
-from slurmtrain.slurm.reconcile import GIVEN_UP_S, may_change, needs_accounting, new_observations
-from slurmtrain.slurm.scheduler import Accounting, Queue
+from slurmtrain.slurm.scheduler import GIVEN_UP_S, Accounting, Queue, may_change, needs_accounting
 
 NO_ACCOUNTING = "sacct: Slurm accounting storage is disabled"
 
@@ -94,16 +93,17 @@ def test_a_crash_that_a_job_has_journaled_needs_no_state_of_slurms(state: str) -
     assert (sim.causes, sim.run.reason) == (["crash"], "boom")
 
 
-def test_squeue_alone_is_enough_for_a_job_that_has_just_ended() -> None:
+@pytest.mark.parametrize(
+    ("state", "row", "source", "cause"),
+    [("OUT_OF_MEMORY", None, "squeue", "oom"), ("FAILED", "OUT_OF_MEMORY", "sacct", "oom")],
+)
+def test_squeue_is_enough_for_a_job_that_has_just_ended_unless_it_failed_as_sacct_knows_its_steps(
+    state: str, row: str | None, source: str, cause: str
+) -> None:
     sim = SimulatedRun().submitted().started().later(100)
-    [observed] = sim.look(sim.queue(sim.slurm("OUT_OF_MEMORY", restart=0)))
-    assert (observed.source, sim.causes) == ("squeue", ["oom"])
-
-
-def test_sacct_decides_for_a_failed_job_since_it_knows_its_steps() -> None:
-    sim = SimulatedRun().submitted().started().later(100)
-    [observed] = sim.look(sim.queue(sim.slurm("FAILED", restart=0)), sim.accounting(sim.slurm("OUT_OF_MEMORY")))
-    assert (observed.source, sim.causes) == ("sacct", ["oom"])
+    accounting = sim.accounting(sim.slurm(row)) if row else None
+    [observed] = sim.look(sim.queue(sim.slurm(state, restart=0)), accounting)
+    assert (observed.source, sim.causes) == (source, [cause])
 
 
 @pytest.mark.parametrize("accounting", [None, "behind", "down"])
@@ -116,14 +116,6 @@ def test_squeue_decides_for_a_failed_job_that_sacct_does_not_know(accounting: st
     }
     sim.look(sim.queue(sim.slurm("FAILED", restart=0, exit_code=2)), answers[accounting])
     assert (sim.causes, sim.newest.reason) == (["crash"], "Slurm says FAILED with exit code 2")
-
-
-def test_a_final_state_that_is_reported_again_adds_nothing() -> None:
-    sim = SimulatedRun().submitted().started().later(100)
-    over = sim.slurm("NODE_FAIL", restart=0)
-    assert len(sim.look(sim.queue(over))) == 1
-    for _ in range(3):
-        assert new_observations(sim.run, sim.queue(over), sim.accounting(over), sim.later(60).now) == []
 
 
 def element(job: str = "26_2") -> SimulatedRun:
@@ -217,12 +209,6 @@ def test_why_an_earlier_start_ended_is_asked_of_sacct_though_its_job_went_on(
         assert (observed.restart, sim.causes, sim.run.state) == (0, [cause, None], "running")
 
 
-def test_a_cancel_by_slurm_of_a_start_that_went_on_is_heard_once() -> None:
-    sim = SimulatedRun().submitted().started().stopped().later(60).started(1)
-    assert len(sim.look(sim.queue(sim.slurm("CANCELLED by 0", restart=0)))) == 1
-    assert sim.causes == ["preempted", None]
-
-
 def test_starts_that_were_never_observed_are_known_from_sacct() -> None:
     sim = SimulatedRun().submitted().later(1000)
     starts = [
@@ -297,14 +283,6 @@ def test_a_job_that_is_back_is_missed_no_more(state: str) -> None:
     [missed] = sim.look(sim.queue(), sim.accounting())
     assert missed.state == ABSENT
     assert sim.started().newest.absent_since is None
-
-
-def test_a_missed_job_that_sacct_knows_at_last_ended_as_sacct_says() -> None:
-    sim = SimulatedRun().submitted().started().later(100)
-    sim.look(sim.queue(), sim.accounting())
-    sim.later(2 * GIVEN_UP_S)
-    sim.look(sim.queue(), sim.accounting(sim.slurm("OUT_OF_MEMORY")))
-    assert sim.causes == ["oom"]
 
 
 @pytest.mark.parametrize("silent", ["squeue", "sacct", "not asked"])

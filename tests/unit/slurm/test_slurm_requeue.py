@@ -129,13 +129,10 @@ def test_a_job_is_requeued_before_its_nodes_are_changed_and_never_held(slurm: Sl
     ]  # fmt: skip
 
 
-def test_a_job_that_is_to_wait_is_told_when_to_start_in_whole_seconds(slurm: Slurm) -> None:
+def test_a_job_is_told_when_to_start_in_whole_seconds_and_put_back_if_that_fails(slurm: Slurm) -> None:
     requeue_job(delay_s=29.2)
-    assert slurm.verbs == ["requeue", "update"]
-    assert slurm.now["starts"] == "now+30"
-
-
-def test_a_job_that_cannot_be_told_to_wait_is_put_back_all_the_same(slurm: Slurm) -> None:
+    assert (slurm.verbs, slurm.now["starts"]) == (["requeue", "update"], "now+30")
+    (slurm.path / "calls.jsonl").unlink()
     slurm.job(refusals=3)
     requeue_job(["node1"], delay_s=60)
     assert slurm.verbs == ["show", "requeue", "update", "update", "update", "update"]
@@ -149,13 +146,6 @@ def test_what_was_excluded_before_stays_excluded(slurm: Slurm, before: str, afte
     slurm.job(excluded=before)
     requeue_job(["node1"])
     assert slurm.now["excluded"] == after
-
-
-def test_nodes_are_tried_to_be_left_out_more_than_once(slurm: Slurm) -> None:
-    slurm.job(refusals=2)
-    requeue_job(["node1"])
-    assert slurm.verbs == ["show", "requeue", "update", "update", "update"]
-    assert slurm.now["excluded"] == "node1"
 
 
 def test_a_job_is_kept_from_another_start(slurm: Slurm, tmp_path: Path) -> None:

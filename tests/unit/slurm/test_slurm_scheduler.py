@@ -13,8 +13,7 @@ from helpers.fakeslurm import SlurmCommands
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.slurm import slurm_commands
-from slurmtrain.slurm.jobs import join_elements
-from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, QUEUE_FIELDS, queue_format
+from slurmtrain.slurm.parse import ACCOUNTING_FIELDS, QUEUE_FIELDS, join_elements, queue_format
 from slurmtrain.slurm.scheduler import Scheduler
 from slurmtrain.slurm.slurm_commands import extract_errors, is_installed, run_command
 
@@ -74,12 +73,6 @@ def test_an_answer_is_asked_for_anew_when_it_is_too_old(slurm: SlurmCommands, mo
     assert len(slurm.calls("squeue")) == 2
 
 
-def test_commands_that_look_again_share_squeues_answer(slurm: SlurmCommands, cache: Path) -> None:
-    first, second = Scheduler(60.0, cache).queue(), Scheduler(60.0, cache).queue()
-    assert (first.jobs, first.at) == (second.jobs, second.at)
-    assert len(slurm.calls("squeue")) == 1
-
-
 @pytest.mark.parametrize("passed_s", [61.0, -100.0])
 def test_a_shared_answer_that_is_old_or_from_the_future_is_asked_for_anew_and_shared_again(
     slurm: SlurmCommands, cache: Path, monkeypatch: pytest.MonkeyPatch, passed_s: float
@@ -96,14 +89,10 @@ def test_a_shared_answer_that_is_old_or_from_the_future_is_asked_for_anew_and_sh
 @pytest.mark.parametrize("text", ["", "garbage", "[]", "{}", '{"at": "x", "squeue": ""}', '{"at": 1e99, "squeue": 7}'])
 def test_a_shared_answer_that_cannot_be_read_is_asked_for_anew(slurm: SlurmCommands, cache: Path, text: str) -> None:
     cache.write_text(text)
+    # Also where the answer cannot be shared.
+    assert Scheduler(60.0, cache / "c.json").queue().jobs.keys() == {"7"}
     assert Scheduler(60.0, cache).queue().jobs.keys() == {"7"}
     assert json.loads(cache.read_text())["squeue"] == line()
-
-
-def test_an_answer_that_cannot_be_shared_is_an_answer(slurm: SlurmCommands, tmp_path: Path) -> None:
-    (tmp_path / "a file").touch()
-    for cache in (tmp_path / "no such directory" / "c.json", tmp_path / "a file" / "c.json"):
-        assert Scheduler(60.0, cache).queue().jobs.keys() == {"7"}
 
 
 def test_after_a_change_everything_is_asked_for_anew_and_no_shared_answer_from_before_it_believed(
@@ -166,33 +155,27 @@ def test_sacct_is_asked_again_by_a_command_that_looks_again_only_for_other_jobs(
     assert len(slurm.calls("sacct")) == 3
 
 
-def test_jobs_that_are_to_be_found_by_name_or_are_too_many_to_list_are_all_asked_for(slurm: SlurmCommands) -> None:
-    once().accounting({"7"}, True, 0.0)
-    once().accounting({str(number) for number in range(1001)}, False, 0.0)
-    calls = slurm.calls("sacct")
-    assert not any(argument.startswith("--jobs") for call in calls for argument in call.args)
-    assert len(calls) == 2
-
-
 @pytest.mark.parametrize(
-    "printed", ["Slurm accounting storage is disabled\n", "sacct: error: SLURM ACCOUNTING STORAGE IS DISABLED\n"]
+    ("printed", "absent", "problem"),
+    [
+        ("Slurm accounting storage is disabled\n", True, "sacct: Slurm accounting storage is disabled"),
+        ("sacct: error: Connection refused\n", False, "sacct: Connection refused"),
+    ],
 )
-def test_a_site_without_accounting_has_answered(slurm: SlurmCommands, printed: str) -> None:
+def test_a_sacct_that_fails_is_asked_once_and_a_site_without_accounting_has_answered(
+    slurm: SlurmCommands, printed: str, absent: bool, problem: str
+) -> None:
     slurm.fails("sacct", printed)
-    accounting = once().accounting({"7"}, False, 0.0)
-    assert accounting.absent
-    assert accounting.answered
-    assert accounting.problem
-
-
-def test_a_sacct_that_fails_has_not_answered_and_is_asked_once(slurm: SlurmCommands) -> None:
-    slurm.fails("sacct", "sacct: error: slurm_persist_conn_open: Connection refused\n")
     scheduler = once()
-    for _ in range(3):
-        accounting = scheduler.accounting({"7"}, False, 0.0)
-    assert (accounting.answered, accounting.absent, accounting.starts) == (False, False, {})
-    assert accounting.problem == "sacct: slurm_persist_conn_open: Connection refused"
-    assert len(slurm.calls("sacct")) == 1
+    # By name, or for too many to list, all jobs are asked for.
+    answers = [
+        scheduler.accounting(ids, by_name, 0.0) for ids, by_name in ((set(map(str, range(1001))), False), ({"7"}, True))
+    ]
+    assert [(each.answered, each.absent, each.starts, each.problem) for each in answers] == [
+        (absent, absent, {}, problem)
+    ] * 2
+    [call] = slurm.calls("sacct")
+    assert not any(argument.startswith("--jobs") for argument in call.args)
 
 
 # --- scontrol ---------------------------------------------------------------------------------------------------
@@ -257,11 +240,6 @@ def test_what_would_change_an_answer_is_kept_from_slurms_commands(
 # --- a command that fails ---------------------------------------------------------------------------------------
 
 
-def test_the_output_of_a_command_is_read_whatever_bytes_it_holds(slurm: SlurmCommands) -> None:
-    (slurm.path / "squeue").write_text("#!/bin/sh\nprintf 'a\\377b\\n'\n")
-    assert run_command("squeue") == "a\ufffdb\n"
-
-
 def test_a_missing_command_is_named_and_a_silent_one_described_by_its_exit_code(slurm: SlurmCommands) -> None:
     (slurm.path / "sacct").unlink()
     assert is_installed("squeue")
@@ -320,15 +298,11 @@ def test_a_cancelled_job_is_no_longer_requeued_even_if_scontrol_fails(
     assert [call.args for call in slurm.calls("scancel")] == [["7"], ["7", "8"]]
 
 
-def test_force_kills_before_it_cancels(slurm: SlurmCommands) -> None:
-    slurm.replies("scancel")
-    once().cancel(["7"], force=True)
-    assert [call.args for call in slurm.calls("scancel")] == [["--signal=KILL", "--full", "7"], ["7"]]
-
-
 def test_a_cancelled_job_that_has_ended_is_none_to_worry_about_but_a_dead_slurm_is(slurm: SlurmCommands) -> None:
     slurm.fails("scancel", "scancel: error: Kill job error on job id 7: Invalid job id specified\n")
     once().cancel(["7"], force=False)
+    once().cancel(["7"], force=True)
+    assert [call.args for call in slurm.calls("scancel")] == [["7"], ["--signal=KILL", "--full", "7"]]
     slurm.fails("scancel", "scancel: error: Unable to contact slurm controller (connect failure)\n")
     with pytest.raises(SlurmDown, match="connect failure"):
         once().cancel(["7"], force=False)

@@ -108,13 +108,6 @@ def test_other_partitions_are_read_too(fields: dict[str, str], attribute: str, v
     assert getattr(read_partition({**spot, **fields}, cluster), attribute) == value
 
 
-@given(st.text())
-def test_any_text_is_read_without_an_error(text: str) -> None:
-    read_cluster(read_config(text))
-    read_qos(text)
-    read_associations(text)
-
-
 @given(st.dictionaries(st.sampled_from(sorted(read_config(CONFIG))), st.text()))
 def test_any_value_is_read_without_an_error(changes: dict[str, str]) -> None:
     cluster = read_cluster({**read_config(CONFIG), **changes})
@@ -145,11 +138,6 @@ def test_accounting_that_is_off_is_not_asked(slurm: SlurmCommands) -> None:
     assert (site.qos, site.associations) == (None, None)
     assert site.unknown == ("QOS and accounts: this site keeps no accounting",)
     assert site.partitions["spot"].grace_s == 30
-
-
-def test_without_sacctmgr_the_site_lists_what_is_unknown(slurm: SlurmCommands) -> None:
-    site = read_site(Scheduler(1.0, None), "me")
-    assert site.unknown == ("QOS and accounts: there is no sacctmgr on this machine's PATH",)
 
 
 def test_accounting_is_asked_for_qos_and_for_what_the_user_may_use(slurm: SlurmCommands) -> None:

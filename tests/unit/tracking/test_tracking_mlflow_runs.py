@@ -13,8 +13,8 @@ from helpers.simulated_run import SimulatedRun, make_test_plan
 
 from slurmtrain.config import Config
 from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import write_json

@@ -19,7 +19,6 @@ from slurmtrain.model.experiment.launcher import (
     counts_of_command,
     describe_choice,
     find_contradictions,
-    is_distributed_alone,
     problem_of_calls,
     reads_task_variables,
     refused_programs,
@@ -274,9 +273,6 @@ def test_a_command_that_begins_with_srun_or_mpirun_is_told_what_to_write(
 def test_scripts_that_ask_for_their_task_or_their_rank_are_noticed() -> None:
     assert reads_task_variables("set -e\ntorchrun --node_rank ${SLURM_PROCID} x.py") == 2
     assert reads_task_variables("torchrun --node_rank $SLURM_NODEID x.py  # not $SLURM_PROCID") is None
-    assert is_distributed_alone("ddp = int(os.environ.get('RANK', -1)) != -1 # is this a ddp run?")
-    assert is_distributed_alone('if "RANK" in os.environ and "WORLD_SIZE" in os.environ:')
-    assert not is_distributed_alone('rank = int(os.environ.get("RANK", 0))')
 
 
 def test_each_node_of_components_gets_its_own_number_of_ranks() -> None:

@@ -128,7 +128,7 @@ def test_a_cancel_wins_once_the_job_is_over(order: str) -> None:
 
 
 def test_a_run_that_starts_again_is_asked_about_until_it_does_and_no_more_once_it_is_over() -> None:
-    from slurmtrain.slurm.reconcile import may_change
+    from slurmtrain.slurm.scheduler import may_change
 
     sim = refused(SimulatedRun().submitted())
     assert may_change(sim.run)

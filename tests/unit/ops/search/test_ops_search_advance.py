@@ -37,7 +37,7 @@ SEARCH = {"metric": "loss", "mode": "min", "trials": 6, "parallel": 2}
 def begin(workspace: Workspace, slurm: SlurmCommands, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Begin:
     """Submits a search with these keys to a pretended Slurm."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("slurmtrain.ops.submit.specs.which_python", lambda: sys.executable)
+    monkeypatch.setattr("slurmtrain.ops.submit.entrances.which_python", lambda: sys.executable)
 
     def begin_now(key: str | None = None, after: str | None = None, **keys: Any) -> Any:
         spec = {
@@ -126,7 +126,7 @@ def test_a_command_that_dies_while_it_asks_leaves_no_trial_twice_and_loses_none(
     expected = read(workspace, submission.sweep)
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", second_fails)
-        patched.setattr("slurmtrain.ops.submit.creation.remove", lambda *_: [])
+        patched.setattr("slurmtrain.ops.submit.creation.remove_runs", lambda *_: [])
         with pytest.raises(KeyboardInterrupt):
             advance_all(workspace)
     assert list(trials(workspace).values()) == [0, 1, 2]

@@ -9,7 +9,7 @@ import pytest
 
 from slurmtrain.errors import NotAvailable, UserError
 from slurmtrain.model.experiment.sweep_values import Distribution, Method, SearchSpec
-from slurmtrain.ops.search.study import Study, check_methods
+from slurmtrain.ops.search.advance import Study, check_methods
 from slurmtrain.ops.search.trials import Trial
 
 SPACE = {

@@ -36,9 +36,6 @@ def test_a_step_that_is_not_there_is_told_with_those_that_are(workspace: Workspa
         verify(workspace, training.id, step=25)
     with pytest.raises(NoCheckpoint, match="step 20; it was damaged and moved aside; there are"):
         verify(workspace, training.id, step=20)
-
-
-def test_of_many_steps_the_newest_are_told(workspace: Workspace, training: RunDir) -> None:
     for step in range(100, 120):
         shutil.copytree(training.checkpoints / "step-10", training.checkpoints / f"step-{step}")
     with pytest.raises(NoCheckpoint, match=r"the newest are those of step 110, 111, .*, 119$"):

@@ -13,9 +13,8 @@ from helpers.workspaces import make_workspace
 from slurmtrain.cli.status_commands import print_run
 from slurmtrain.model.environment import Package, Software
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops.shared.environments import newest_environment
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.run_details import show_json
+from slurmtrain.ops.shared.run_details import newest_environment, show_json
 from slurmtrain.ops.shared.workspace import Workspace
 
 MACHINE = {"cpu": "EPYC", "cores": "64"}

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 
 from slurmtrain.errors import RunNotFound
-from slurmtrain.ops.shared.find import choose, choose_all, namesakes
+from slurmtrain.ops.shared.find import choose_all, choose_run, namesakes
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ SWEPT = {
 def test_a_name_means_the_newest_live_run_of_that_name_and_goes_before_the_beginning_of_an_id(
     name: str, run_id: str
 ) -> None:
-    assert choose(RUNS, name) == run_id
+    assert choose_run(RUNS, name) == run_id
 
 
 @pytest.mark.parametrize(
@@ -66,7 +66,7 @@ def test_a_name_that_means_no_run_is_refused_with_what_may_be_meant(
     runs: dict[str, Row], name: str, message: str
 ) -> None:
     with pytest.raises(RunNotFound, match=message):
-        choose(runs, name)
+        choose_run(runs, name)
 
 
 def test_the_live_runs_of_a_name_are_told() -> None:

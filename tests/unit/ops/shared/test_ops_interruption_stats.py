@@ -10,15 +10,14 @@ from typing import Any
 import pytest
 from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import SimulatedRun, make_test_plan
-from helpers.workspaces import make_workspace
+from helpers.workspaces import make_workspace, submit
 
 from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.urls import DatabaseUrl
-from slurmtrain.ops.shared.interruption_stats import outlook
+from slurmtrain.ops.shared.next_attempts import outlook
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import submit
 from slurmtrain.slurm.parse import Job
 
 PARTITIONS = (

@@ -12,8 +12,8 @@ from helpers.workspaces import build_run
 from slurmtrain.errors import TrackingError
 from slurmtrain.model.metrics.settled import Fate
 from slurmtrain.model.run.layout import RunsRoot
-from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import queries

@@ -125,23 +125,24 @@ def states(observed: Observed) -> set[str]:
     return {row.state for row in observed.runs.index.values()}
 
 
-def test_the_first_look_at_many_runs_takes_as_many_statements_as_at_few(tmp_path: Path) -> None:
+def test_a_first_look_sync_and_rebuild_of_many_runs_take_as_many_statements_as_of_few(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     counts = []
     for number in (FEW, MANY):
         with counted() as statements:
-            assert states(look(ended_runs(tmp_path, number))) == {"completed"}
-        counts.append((len(statements.texts), statements.writing_transactions))
+            workspace = ended_runs(tmp_path, number)
+            assert states(look(workspace)) == {"completed"}
+        with counted() as later:
+            sync(Workspace(workspace.config), track=False)
+            rebuild(Workspace(workspace.config))
+        counts.append([(len(each.texts), each.writing_transactions) for each in (statements, later)])
     assert counts[0] == counts[1]
-    # Making the tables, taking in what is there, and noting that nothing more can come.
-    assert counts[0][1] == 3
-
-
-def test_runs_that_are_read_in_several_batches_are_read_in_one_transaction(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+    # Making the tables, taking in what is there, and noting that nothing more can come; also in several batches.
+    assert counts[0][0][1] == 3
     monkeypatch.setattr(ingest_module, "_RUNS_AT_ONCE", 5)
     with counted() as statements:
-        assert len(look(ended_runs(tmp_path, MANY)).runs) == MANY
+        assert len(look(ended_runs(tmp_path / "batches", MANY)).runs) == MANY
     assert statements.writing_transactions == 3
 
 
@@ -168,23 +169,13 @@ def test_a_look_at_many_open_runs_takes_as_many_statements_as_at_few_and_one_que
         assert states(observed) == {"pending"}
         assert all(listed.live is not None for listed in observed.runs.values())
         assert workspace.scheduler.questions == ["squeue"]
-        assert statements.writing_transactions == 0
-        counts.append(len(statements.texts))
-    assert counts[0] == counts[1]
-
-
-def test_news_of_many_runs_takes_as_many_statements_as_of_few(tmp_path: Path) -> None:
-    counts = []
-    for number in (FEW, MANY):
-        workspace = waiting_runs(tmp_path, number)
-        look(workspace)
         for present in workspace.run_ids():
             append(workspace.root.run(present), 9.0, "cancel", by="me@login")
-        with counted() as statements:
+        with counted() as news:
             look(workspace)
-        counts.append((len(statements.texts), statements.writing_transactions))
+        counts.append([(len(each.texts), each.writing_transactions) for each in (statements, news)])
     assert counts[0] == counts[1]
-    assert counts[0][1] == 1
+    assert [writing for _, writing in counts[0]] == [0, 1]
 
 
 def test_news_of_an_open_run_is_added_to_what_is_known_without_reading_its_earlier_events(tmp_path: Path) -> None:
@@ -197,18 +188,6 @@ def test_news_of_an_open_run_is_added_to_what_is_known_without_reading_its_earli
     assert observed.runs[run.id].row["mlflow_run_id"] == "m"
     assert observed.runs[run.id].name == "run-0"
     assert [text for text in statements.texts if "FROM event" in text] == []
-
-
-def test_sync_and_rebuild_of_many_runs_take_as_many_statements_as_of_few(tmp_path: Path) -> None:
-    counts = []
-    for number in (FEW, MANY):
-        workspace = ended_runs(tmp_path, number)
-        look(workspace)
-        with counted() as statements:
-            sync(Workspace(workspace.config), track=False)
-            rebuild(Workspace(workspace.config))
-        counts.append((len(statements.texts), statements.writing_transactions))
-    assert counts[0] == counts[1]
 
 
 def test_status_reads_the_rows_of_the_runs_that_it_shows_and_no_others(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -14,10 +15,9 @@ from helpers.workspaces import build_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from slurmtrain.errors import UserError
-from slurmtrain.model.metrics.settled import Fate
 from slurmtrain.ops.registries import rebuild
-from slurmtrain.ops.shared.current_plan import run_settings
 from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
+from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_details import show_json
 from slurmtrain.ops.shared.trackers import check_trackers, notes_on_trackers
@@ -25,7 +25,6 @@ from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.csv import StepFile
 from slurmtrain.plugins.tensorboard import TensorboardTracker
-from slurmtrain.tracking.tracker import TrackedPoint
 
 SENT = MirrorOutcome(mirrored=[RUN_ID])
 
@@ -118,34 +117,21 @@ def test_whatever_a_command_or_another_program_left_of_a_file_each_row_is_there_
     assert losses(workspace) == [(step, step / 4) for step in (1, 2, 3, 4, 5)]
 
 
-def test_a_row_of_any_length_is_found_again(tmp_path: Path) -> None:
-    file = StepFile(tmp_path / "x.csv")
-    file.keep(None)
-    many = {f"metric-{number}": 12.0 + number / 7 for number in range(9000)}
-    file.append([TrackedPoint(1, step, 5.0, many, Fate.FINAL) for step in (1, 2)])
-    assert StepFile(tmp_path / "x.csv").keep(2) == 2
-    assert StepFile(tmp_path / "x.csv").keep(1) == 1
-
-
 def test_files_that_were_deleted_are_written_anew(workspace: Workspace) -> None:
     run = tracked(workspace, "csv", "tensorboard")
     send(workspace)
     (workspace.root.path / "csv" / f"{RUN_ID}.csv").unlink()
-    for path in (workspace.root.path / "tensorboard" / RUN_ID).iterdir():
-        path.unlink()
-    run.ended("completed")
-    assert send(workspace) == SENT
-    assert losses(workspace) == in_tensorboard(workspace) == [(step, step / 4) for step in (1, 2, 3, 4)]
-
-
-def test_event_files_that_a_script_writes_to_the_same_folder_stay_whole(workspace: Workspace) -> None:
-    tracked(workspace, "tensorboard").ended("completed")
     folder = workspace.root.path / "tensorboard" / RUN_ID
-    folder.mkdir(parents=True)
+    for path in folder.iterdir():
+        path.unlink()
+    # What a script writes there stays whole.
     theirs = folder / "events.out.tfevents.1700000000.host.7.0"
     theirs.write_bytes(b"theirs")
+    run.ended("completed")
     assert send(workspace) == SENT
     assert theirs.read_bytes() == b"theirs"
+    theirs.unlink()
+    assert losses(workspace) == in_tensorboard(workspace) == [(step, step / 4) for step in (1, 2, 3, 4)]
 
 
 def test_event_files_of_a_command_that_was_killed_are_written_anew(
@@ -213,15 +199,21 @@ def test_wandb_gets_the_surviving_line_whether_or_not_it_was_synced_before_a_rol
 
 @pytest.mark.parametrize(
     ("name", "message"),
-    [("commet", "there is no tracker 'commet'; did you mean 'comet'?"), ("nothing", "there is no tracker 'nothing'; ")],
+    [
+        ("commet", "there is no tracker 'commet'; did you mean 'comet'?"),
+        ("nothing", "there is no tracker 'nothing'; "),
+        ("tensorboard", "tensorboard is not installed: pip install 'slurmtrain[tensorboard]'"),
+    ],
 )
 def test_an_unknown_tracker_is_an_error_before_anything_is_submitted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
-    monkeypatch.setattr("slurmtrain.tracking.tracker.tracker_names", lambda: ["comet", "csv"])
-    plan = build_run(workspace, tracking={"plugins": {name: {"project": "x"}}})._plan
+    monkeypatch.setattr("slurmtrain.tracking.tracker_plugins.tracker_names", lambda: ["comet", "csv", "tensorboard"])
+    monkeypatch.setattr("slurmtrain.tracking.tracker_plugins.find_spec", lambda _: None)
+    own = {name: {"enabled": True}} if name == "tensorboard" else {"plugins": {name: {"project": "x"}}}
+    plan = build_run(workspace, tracking=own)._plan
     assert plan is not None
-    with pytest.raises(UserError, match=message.replace("?", "[?]")):
+    with pytest.raises(UserError, match=re.escape(message)):
         check_trackers([plan])
 
 
@@ -251,14 +243,6 @@ def test_a_name_that_trackers_of_two_packages_have_is_refused_with_both(
         check_trackers([plan])
     [note] = notes_on_trackers([plan])
     assert note == "the tracker 'csv' is slurmtrain's own; that of other-tracker is not used: it needs another name"
-
-
-def test_a_missing_extra_is_named_with_what_installs_it(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurmtrain.tracking.tracker.find_spec", lambda name: None)
-    plan = build_run(workspace, tracking={"tensorboard": {"enabled": True}})._plan
-    assert plan is not None
-    with pytest.raises(UserError, match=r"tensorboard is not installed: pip install 'slurmtrain\[tensorboard\]'"):
-        check_trackers([plan])
 
 
 def test_a_file_of_steps_that_is_not_ours_is_replaced(tmp_path: Path) -> None:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 from helpers.fakeslurm import SlurmCommands
 from helpers.simulated_run import RUN_ID, SimulatedRun, make_test_plan
+from helpers.workspaces import submit
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.ops.preflight import submit_preflight
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import submit
 from slurmtrain.ops.submit.command_script import check_script
 
 
@@ -157,9 +157,7 @@ def test_a_script_that_is_not_there_is_told_before_anything_is_created(
 )
 def test_what_python_runs_is_not_guessed(command: str, tmp_path: Path) -> None:
     check_script(in_directory(tmp_path, command=command), "local")
-
-
-def test_a_script_that_setup_may_make_is_not_asked_for(tmp_path: Path) -> None:
+    # Lines of setup may make a script.
     check_script(in_directory(tmp_path, command="python gone.py", setup=["cd /elsewhere"]), "local")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
+from helpers.workspaces import submit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -22,7 +23,6 @@ from slurmtrain.ops.shared import start as starting
 from slurmtrain.ops.shared.next_attempts import describe_excess, share_limit
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import submit
 from slurmtrain.ops.sync import sync
 from slurmtrain.runtime.environment.node import read_launch
 from slurmtrain.runtime.job import lease
@@ -182,14 +182,6 @@ def test_the_limits_of_arrays_add_up_to_that_of_the_sweep(
     assert bool(describe_excess(limit, sizes, pack)) == (limit is not None and limit < sum(of_a_job))
 
 
-def test_an_array_that_slurm_refuses_leaves_nothing(workspace: Workspace, slurm: SlurmCommands, spec: Path) -> None:
-    slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid account")
-    with pytest.raises(RequestRefused, match=r"nothing was created$"):
-        submit(workspace, spec, sweep=SWEEP, executor="slurm")
-    assert workspace.run_ids() == []
-    assert list(workspace.root.arrays.iterdir()) == []
-
-
 def test_an_array_whose_runs_cannot_be_prepared_is_not_submitted_and_leaves_nothing(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -213,46 +205,40 @@ def test_an_array_whose_runs_cannot_be_prepared_is_not_submitted_and_leaves_noth
     assert list(workspace.root.arrays.iterdir()) == []
 
 
-def test_an_array_that_may_exist_is_found_by_the_next_command(
+def test_elements_of_an_array_that_never_came_to_be_are_submitted_again_as_one_array(
     workspace: Workspace, slurm: SlurmCommands, spec: Path
 ) -> None:
+    slurm.fails("sbatch", "sbatch: error: Batch job submission failed: Invalid account")
+    with pytest.raises(RequestRefused, match=r"nothing was created$"):
+        submit(workspace, spec, sweep=SWEEP, executor="slurm")
+    assert (workspace.run_ids(), list(workspace.root.arrays.iterdir())) == ([], [])
     slurm.replies("sbatch", code=-signal.SIGKILL)
     with pytest.raises(SubmitFailed, match="'slurmtrain sync' finds out") as raised:
         submit(workspace, spec, sweep=SWEEP, executor="slurm")
     assert raised.value.run_ids == tuple(workspace.run_ids())
-    queue(slurm, array_id(workspace))
-    assert job_ids(workspace) == ["8_0", "8_1", "8_2"]
-
-
-def test_elements_of_an_array_that_never_came_to_be_are_submitted_again_as_one_array(
-    workspace: Workspace, slurm: SlurmCommands, spec: Path
-) -> None:
-    slurm.replies("sbatch", code=-signal.SIGKILL)
-    with pytest.raises(SubmitFailed):
-        submit(workspace, spec, sweep=SWEEP, executor="slurm")
     lost = array_id(workspace)
     slurm.replies("sbatch", "Submitted batch job 8\n")
     synced = sync(Workspace(workspace.config), track=False)
     assert sorted(synced.started) == workspace.run_ids()
-    assert len(slurm.calls("sbatch")) == 2
+    assert len(slurm.calls("sbatch")) == 3
     [array] = {path.name for path in workspace.root.arrays.iterdir()} - {lost}
     queue(slurm, array)
     assert job_ids(workspace) == ["8_0", "8_1", "8_2"]
     sync(Workspace(workspace.config), track=False)
-    assert len(slurm.calls("sbatch")) == 2
+    assert len(slurm.calls("sbatch")) == 3
 
 
 def test_a_run_that_is_cancelled_while_its_array_is_submitted_loses_its_element_alone(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit_job = starting._submit
+    submit_job = starting._submit_group
 
     def cancel_meanwhile(*arguments: Any) -> Any:
         with workspace.journal(workspace.root.run(workspace.run_ids()[1]), "cancel") as journal:
             journal.write(CancelRequested())
         return submit_job(*arguments)
 
-    monkeypatch.setattr(starting, "_submit", cancel_meanwhile)
+    monkeypatch.setattr(starting, "_submit_group", cancel_meanwhile)
     run_ids, notes, _ = submit(workspace, spec, sweep=SWEEP, executor="slurm")
     assert [call.args for call in slurm.calls("scancel")] == [["8_1"]]
     assert [note for note in notes if run_ids[1] in note]

@@ -13,14 +13,15 @@ from typing import Any
 
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
+from helpers.workspaces import submit
 
 from slurmtrain.errors import PathError, RequestRefused, SubmitFailed, UserError
 from slurmtrain.model.run.events.command_events import CancelRequested, Unstarted
-from slurmtrain.model.run.layout import created_ms, run_id
+from slurmtrain.model.run.layout import run_id
 from slurmtrain.ops.shared import start as start_module
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import load, submission, submit, submit_spec
+from slurmtrain.ops.submit import load, submission, submit_spec
 from slurmtrain.ops.submit.entrances import RecentRun, find_recent
 from slurmtrain.ops.submit.submission import Submission
 
@@ -200,22 +201,11 @@ def test_a_run_of_the_same_plan_is_found_and_one_of_another_is_not(workspace: Wo
     recent = found_for(workspace, spec, "params.a=2")
     assert (recent.id, recent.seconds < 60) == (run_ids[1], True)
     assert found_for(workspace, spec, "params.a=3") is None
-
-
-def test_one_that_has_ended_is_not_meant(workspace: Workspace, spec: Path) -> None:
-    [submitted], *_ = submit(workspace, spec, executor="slurm")
-    with workspace.journal(workspace.root.run(submitted), "cancel") as journal:
+    # One that has ended is not meant, nor is one of more than a minute ago.
+    with workspace.journal(workspace.root.run(run_ids[1]), "cancel") as journal:
         journal.write(CancelRequested())
         journal.write(Unstarted(submission=1, reason="cancelled before"))
-    assert found_for(workspace, spec) is None
-
-
-def test_one_of_more_than_a_minute_ago_is_not_meant(workspace: Workspace, spec: Path) -> None:
-    [submitted], *_ = submit(workspace, spec, executor="slurm")
+    assert found_for(workspace, spec, "params.a=2") is None
     earlier = run_id(time.time_ns() // 1_000_000 - 61_000, 0)
-    workspace.root.run(submitted).path.rename(workspace.root.run(earlier).path)
-    assert found_for(workspace, spec) is None
-
-
-def test_the_time_in_an_id_is_that_of_its_creation() -> None:
-    assert created_ms(run_id(1_800_000_000_123, 31)) == 1_800_000_000_123
+    workspace.root.run(run_ids[0]).path.rename(workspace.root.run(earlier).path)
+    assert found_for(workspace, spec, "params.a=1") is None

@@ -12,14 +12,14 @@ from typing import Any
 import pytest
 from helpers.fakeslurm import SlurmCommands
 from helpers.full_disk import small_disk
-from helpers.workspaces import make_workspace
+from helpers.workspaces import make_workspace, submit
 
 from slurmtrain.config import Config
 from slurmtrain.errors import LaunchError, PathError, RequestRefused, SlurmtrainError, SubmitFailed, SubmitInterrupted
 from slurmtrain.model.run.events.command_events import Submitted
 from slurmtrain.ops.shared import start as start_module
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import creation, submission, submit
+from slurmtrain.ops.submit import creation, submission
 from slurmtrain.registry.store import Store
 from slurmtrain.runtime.job import lease
 from slurmtrain.system.files import DiskSpace
@@ -125,13 +125,13 @@ def test_what_may_exist_is_named_with_the_next_step_and_stays(
 def test_an_interrupted_sweep_finishes_the_run_that_it_is_at_and_creates_no_other(
     workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    submit_job = start_module._submit
+    submit_job = start_module._submit_group
 
     def interrupted(*arguments: Any) -> Any:
         signal.raise_signal(number)
         return submit_job(*arguments)
 
-    monkeypatch.setattr(start_module, "_submit", interrupted)
+    monkeypatch.setattr(start_module, "_submit_group", interrupted)
     with pytest.raises(SubmitInterrupted) as raised:
         submit(workspace, spec, sweep=SWEEP, executor="slurm")
     [run_id] = run_folders(workspace)
@@ -150,7 +150,7 @@ def test_a_second_interruption_ends_the_command_at_once_and_names_the_run_that_m
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("not interrupted")
 
-    monkeypatch.setattr(start_module, "_submit", interrupted)
+    monkeypatch.setattr(start_module, "_submit_group", interrupted)
     with pytest.raises(SubmitInterrupted, match="perhaps submitted: ") as raised:
         submit(workspace, spec, executor="slurm")
     assert raised.value.run_ids == tuple(run_folders(workspace))

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
-import time
 from pathlib import Path
 
 import pytest
-from helpers.simulated_run import RUN_ID, SimulatedRun
 
-from slurmtrain.errors import RegistryNewer
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.ops.submit import notes as notes_module
@@ -24,14 +20,6 @@ def notes(workspace: Workspace, spec: Path, command: str, *, sweep: str = "", mo
     spec.write_text(SPEC.format(command=command) + more)
     runs = load(spec, (), [sweep] if sweep else ()).runs
     return notes_on(workspace, [planned.plan for planned in runs], "local")
-
-
-def live(workspace: Workspace, command: str, *, glob: str | None = None) -> None:
-    """A run of this command in the current directory."""
-    spec = {"command": command, "checkpoint": {"glob": glob}}
-    SimulatedRun(workspace.root.run(RUN_ID), spec=spec, now=time.time()).created().submitted().started()
-    plan = workspace.root.run(RUN_ID).plan
-    plan.write_text(plan.read_text().replace('"/w"', json.dumps(str(Path.cwd()))))
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
@@ -75,54 +63,12 @@ def test_a_sweep_whose_runs_are_kept_apart_is_not_noted(workspace: Workspace, sp
     assert notes(workspace, spec, f"bash -c pass --output_dir {place}", sweep="params.a=1,2,3") == []
 
 
-@pytest.mark.parametrize("written", ["--output_dir out", "--output-dir=./out/", "--out {dir}/out"])
-def test_a_directory_that_a_live_run_writes_to_is_noted_with_the_run(
-    workspace: Workspace, spec: Path, written: str
-) -> None:
-    live(workspace, f"bash -c x {written.format(dir=spec.parent)}")
-    assert notes(workspace, spec, "bash -c pass --output_dir out") == [
-        f"run {RUN_ID}, which has not ended, writes to the same --output_dir out; '{{run_dir}}/out' keeps them apart"
-    ]
-
-
-def test_directories_that_live_runs_write_to_are_one_note_for_a_whole_sweep(workspace: Workspace, spec: Path) -> None:
-    live(workspace, "bash -c x --out_dir out/1 --save_dir out/2")
-    assert notes(workspace, spec, "bash -c pass --out_dir out/${params.a}", sweep="params.a=1,2,3") == [
-        f"run {RUN_ID}, which has not ended, writes to the same --out_dir out/1, and likewise 1 more; '{{run_dir}}/1' "
-        "keeps them apart"
-    ]
-
-
 def test_a_pattern_of_checkpoints_that_runs_share_is_noted(workspace: Workspace, spec: Path) -> None:
     more = "checkpoint: {glob: 'ckpt/*.pt'}\n"
     assert notes(workspace, spec, "bash -c ${params.a}", sweep="params.a=1,2", more=more) == [
         "2 runs write to the same checkpoint.glob ckpt/*.pt; write '{checkpoint_dir}/*.pt' there, and {checkpoint_dir} "
         "in the command"
     ]
-    live(workspace, "bash -c x", glob="ckpt/*.pt")
-    [note] = notes(workspace, spec, "bash -c pass", more=more)
-    assert note.startswith(f"run {RUN_ID}, which has not ended, writes to the same checkpoint.glob ckpt/*.pt; ")
-
-
-def test_a_run_that_has_ended_or_whose_plan_cannot_be_read_is_not_noted(workspace: Workspace, spec: Path) -> None:
-    live(workspace, "bash -c x --output_dir out")
-    plan = workspace.root.run(RUN_ID).plan
-    kept = plan.read_text()
-    plan.write_text('{"spec": 3}')
-    assert notes(workspace, spec, "bash -c pass --output_dir out") == []
-    plan.write_text(kept)
-    SimulatedRun(workspace.root.run(RUN_ID), now=time.time()).ended("completed")
-    assert notes(workspace, spec, "bash -c pass --output_dir out") == []
-
-
-def test_runs_that_cannot_be_read_keep_no_other_from_starting(
-    workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise RegistryNewer("a newer registry")
-
-    monkeypatch.setattr("slurmtrain.ops.submit.notes.observe", fail)
-    assert notes(workspace, spec, "bash -c pass --output_dir out") == []
 
 
 # --- the runs root -------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.simulated_run import SimulatedRun
+from helpers.workspaces import submit
 
 from slurmtrain.errors import RequestRefused, SpecError, SubmitFailed
 from slurmtrain.model.experiment.sweep import Pack
@@ -23,7 +24,6 @@ from slurmtrain.ops.shared import start as starting
 from slurmtrain.ops.shared.next_attempts import shares_job
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import submit
 from slurmtrain.ops.sync import sync
 from slurmtrain.runtime.environment.node import read_launch
 from slurmtrain.runtime.job import lease
@@ -193,14 +193,14 @@ def test_a_run_whose_directory_was_deleted_takes_no_job_from_others(
 def test_a_cancel_while_a_pack_is_submitted_leaves_the_job_to_the_other(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit_job = starting._submit
+    submit_job = starting._submit_group
 
     def cancel_meanwhile(*arguments: Any) -> Any:
         with workspace.journal(workspace.root.run(workspace.run_ids()[1]), "cancel") as journal:
             journal.write(CancelRequested())
         return submit_job(*arguments)
 
-    monkeypatch.setattr(starting, "_submit", cancel_meanwhile)
+    monkeypatch.setattr(starting, "_submit_group", cancel_meanwhile)
     run_ids = submit_five(workspace, spec)
     assert scancelled(slurm) == []
     assert [lease.ended_as(workspace.root.run(run_id), 1) for run_id in run_ids[:2]] == [None, "cancelled"]

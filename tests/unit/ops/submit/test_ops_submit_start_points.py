@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.saved_runs import copy_run, cut
+from helpers.workspaces import submit
 
 import slurmtrain
 from slurmtrain.errors import NoCheckpoint, RunNotFound, SpecError, UserError
@@ -19,8 +20,7 @@ from slurmtrain.ops.resume import check_checkpoint, resume
 from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.run_details import checkpoints_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.submit import submit
-from slurmtrain.ops.submit.start_points import start_overrides
+from slurmtrain.ops.submit.chained_runs import start_overrides
 from slurmtrain.runtime.checkpoint import checkpoint_files as checkpoint_files
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.specfile import replan

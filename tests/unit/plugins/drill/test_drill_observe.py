@@ -17,7 +17,7 @@ from helpers.checkpoints import end_run, make_checkpoints, make_run, small_objec
 from slurmtrain.model.run.events.agent_events import LeftoversKilled, RanksExited, WorkersStarted
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.current_plan import current_plan
+from slurmtrain.ops.shared.next_attempts import current_plan
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.drill.facts import InjectedFault

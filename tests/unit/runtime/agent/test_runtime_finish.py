@@ -38,7 +38,7 @@ from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import Upstream
 from slurmtrain.model.run.run import Attempt
-from slurmtrain.ops.shared.current_plan import after_oom_overrides
+from slurmtrain.ops.shared.next_attempts import after_oom_overrides
 from slurmtrain.runtime.agent.finish import AttemptFinish, ask_policy, state_of_finished_run
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.environment.node import Launch, Node

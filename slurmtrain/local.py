@@ -1,25 +1,39 @@
-"""Starting a run on this machine so that it outlives the terminal that started it."""
+"""The local executor: runs on this machine, through submitit's LocalExecutor, that outlive the terminal they are from.
+
+``python -m slurmtrain.local JSON`` is a short process between a submission and submitit's controller: it starts one and
+prints its identity. A controller inherits the session, terminal and output of its parent: started from here, it has a
+session of its own and writes to a file, so it outlives the terminal and keeps no pipe open.
+"""
 
 from __future__ import annotations
 
 import json
 import os
 import re
+import shlex
 import shutil
 import subprocess
+import sys
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import LaunchError, NotAvailable
-from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.environment.variables import local_job, scrubbed
+from slurmtrain.system.files import FILE_MODE
 from slurmtrain.system.inherited import users_umask
 from slurmtrain.system.interpreter import own_python
-from slurmtrain.system.process import Process, processes_with_argument
+from slurmtrain.system.process import Process, identify, processes_with_argument
+
+if TYPE_CHECKING:
+    from slurmtrain.model.experiment.plan import Plan
+    from slurmtrain.model.run.layout import SubmissionDir
+
+# The node agents enforce the time limit themselves; submitit's own must never come first.
+_FOREVER_MIN = 60 * 24 * 365
 
 
-def check(plan: Plan) -> None:
+def check_here(plan: Plan) -> None:
     """Raise NotAvailable if a plan requests something that this machine does not have."""
     if plan.spec.setup and shutil.which("bash") is None:
         raise NotAvailable("'setup' needs bash, which is not on PATH; install it, or leave 'setup' out")
@@ -53,7 +67,7 @@ def gpus() -> list[str]:
     return [str(number) for number in numbers]
 
 
-def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[str, str]) -> Process:
+def launch_here(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[str, str]) -> Process:
     """Start submitit's controller of one submission, which starts the run's agents, and return it.
 
     Args:
@@ -73,7 +87,7 @@ def launch(plan: Plan, submission: SubmissionDir, job_id: str, secrets: Mapping[
     }
     environ = {**scrubbed(os.environ), **users_umask(), **local_job(job_id, gpus()), **secrets}
     completed = subprocess.run(
-        own_python("-m", "slurmtrain.local.controller_process", json.dumps(request)),
+        own_python("-m", "slurmtrain.local", json.dumps(request)),
         env=environ,
         cwd=submission.path,
         stdin=subprocess.DEVNULL,
@@ -105,3 +119,43 @@ def find_controller(submission: SubmissionDir) -> tuple[Process | None, bool]:
             return process, True
         starting = True
     return None, starting
+
+
+def start_controller() -> None:
+    """Start the controller that the first argument describes, and print its identity (``Process``) as JSON."""
+    import submitit
+
+    from slurmtrain.runtime.task import run_local_node, task_command
+
+    class Executor(submitit.LocalExecutor):  # type: ignore[misc]
+        """Submits tasks that start as agents do."""
+
+        @property
+        def _submitit_command_str(self) -> str:
+            return task_command(self.python, shlex.quote(str(self.folder)))
+
+    request = json.loads(sys.argv[1])
+    # The submitter reads standard output until it is closed, so the controller gets a file instead.
+    answer = os.dup(1)
+    log = os.open(request["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, FILE_MODE)
+    nothing = os.open(os.devnull, os.O_RDONLY)
+    for source, target in ((nothing, 0), (log, 1)):
+        os.dup2(source, target)
+    executor = Executor(folder=Path(request["folder"]), python=shlex.join(own_python()))
+    executor.update_parameters(tasks_per_node=request["nodes"], timeout_min=_FOREVER_MIN, stderr_to_stdout=True)
+    # Errors up to here go to the submitter, which reads both pipes to EOF: the controller must not hold one open.
+    errors = os.dup(2)
+    os.dup2(log, 2)
+    try:
+        job = executor.submit(run_local_node, request["submission"])
+    except Exception as error:  # noqa: BLE001 (the submitter prints whatever submitit raises)
+        os.write(errors, f"{type(error).__name__}: {error}\n".encode())
+        sys.exit(1)
+    # It may have ended already: its parent, this process, can still identify the zombie.
+    process = identify(int(job.job_id), ended=True)
+    assert process is not None
+    os.write(answer, json.dumps(process.to_dict()).encode())
+
+
+if __name__ == "__main__":
+    start_controller()

@@ -1,1 +1,0 @@
-"""The local executor: runs on this machine, through submitit's LocalExecutor."""

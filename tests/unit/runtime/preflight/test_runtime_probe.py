@@ -286,7 +286,9 @@ def rate(timeout_s: float = LONG_S, **changes: Callable[[bytes], bytes]) -> tupl
     return asyncio.run(measure())
 
 
-def test_a_rate_is_measured_with_a_load_that_has_arrived() -> None:
+def test_a_rate_is_measured_with_a_load_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A busy machine is no slow network.
+    monkeypatch.setattr(probe, "_ENOUGH_S", LONG_S)
     bytes_per_s, proxy = rate()
     assert bytes_per_s is not None
     assert bytes_per_s > 0

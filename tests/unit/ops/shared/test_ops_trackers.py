@@ -208,8 +208,8 @@ def test_wandb_gets_the_surviving_line_whether_or_not_it_was_synced_before_a_rol
 def test_an_unknown_tracker_is_an_error_before_anything_is_submitted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, name: str, message: str
 ) -> None:
-    monkeypatch.setattr("slurmtrain.tracking.tracker_plugins.tracker_names", lambda: ["comet", "csv", "tensorboard"])
-    monkeypatch.setattr("slurmtrain.tracking.tracker_plugins.find_spec", lambda _: None)
+    monkeypatch.setattr("slurmtrain.tracking.tracker.tracker_names", lambda: ["comet", "csv", "tensorboard"])
+    monkeypatch.setattr("slurmtrain.tracking.tracker.find_spec", lambda _: None)
     own = {name: {"enabled": True}} if name == "tensorboard" else {"plugins": {name: {"project": "x"}}}
     plan = build_run(workspace, tracking=own)._plan
     assert plan is not None

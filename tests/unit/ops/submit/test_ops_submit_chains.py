@@ -12,11 +12,10 @@ from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import sync_again
 
 from slurmtrain.errors import RunBusy, SlurmtrainError, SpecError, SubmitFailed, UserError
-from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.lineage import Upstream
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.delete import find_deletable
-from slurmtrain.ops.query.select import Question
+from slurmtrain.ops.query.select import Question, select_runs
 from slurmtrain.ops.resume import resume, resume_failed
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import run_json
@@ -100,7 +99,7 @@ def test_a_name_means_the_newest_run_of_that_name_and_the_name_of_a_sweep_all_of
     }
     assert "--dependency=afterany:8_0\n" in array.read_text()
     assert submit_all(workspace, write("byid", f"after: {elements[0]}"))
-    lines = select(workspace, observe(workspace).runs, Question(names=[report], tree=True, folds=True)).lines
+    lines = select_runs(workspace, observe(workspace).runs, Question(names=[report], tree=True, folds=True)).lines
     assert [(line["name"], line["depth"], line["state"], line["reason"].partition("; ")[0]) for line in lines] == [
         ("prep", 0, "3 pending", "3 runs"),
         ("report", 1, "pending", "after prep (3 pending)"),

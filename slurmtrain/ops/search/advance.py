@@ -417,9 +417,10 @@ class Study:
             value = trial.values.get(key)
             if space.values:
                 choice = next((index for index, each in enumerate(space.values) if is_same(each, value)), None)
+            elif isinstance(value, int | float) and not isinstance(value, bool):
+                choice = value if space.low <= value <= space.high else None
             else:
-                is_number = isinstance(value, int | float) and not isinstance(value, bool)
-                choice = value if is_number and space.low <= value <= space.high else None
+                choice = None
             if choice is None:
                 # It was resumed with other values, or the record of them is damaged: nothing can be learned from it.
                 return optuna.trial.create_trial(state=states.FAIL)

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import Mistake, PathError, SlurmtrainError, SpecError, SubmitFailed, UserError
-from slurmtrain.model.experiment.sweep import MAX_RUNS
+from slurmtrain.model.experiment.kinds import MAX_RUNS
 from slurmtrain.model.run.layout import created_ms
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace

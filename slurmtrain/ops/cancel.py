@@ -15,8 +15,9 @@ from dataclasses import replace
 
 from slurmtrain.errors import LockHeld, PathError, RunBusy, RunNotFound, SlurmDown, UntrustedPath
 from slurmtrain.model.run.events.command_events import CancelRequested
+from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir, is_run_id
-from slurmtrain.model.run.run import Run, is_final
+from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.find import choose_all, of_sweep, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive, processes_of
 from slurmtrain.ops.shared.next_attempts import is_needed_by_others, leave

@@ -29,8 +29,9 @@ from slurmtrain.model.interruption.policy import policy_of
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.events.agent_events import NodeEnded, WorkersStarted
 from slurmtrain.model.run.events.base import AnyEvent, Event, P
+from slurmtrain.model.run.job_state import SUSPENDED
 from slurmtrain.model.run.layout import attempt_of, node_of
-from slurmtrain.model.run.run import APART, SUSPENDED, Attempt, Live, Run
+from slurmtrain.model.run.run import APART, Attempt, Live, Run
 from slurmtrain.model.urls import redact
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_details import attempt_json

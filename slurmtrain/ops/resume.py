@@ -31,9 +31,10 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.query.comparison import count_states
 from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
 from slurmtrain.model.run.events.command_events import CancelRequested
+from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir, checkpoint_step
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM
-from slurmtrain.model.run.run import Run, is_final
+from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.find import choose_all, find, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.next_attempts import (

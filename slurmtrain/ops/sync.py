@@ -14,9 +14,10 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.interruption.policy import decision
 from slurmtrain.model.run.events.agent_events import JobRequeue, RequeueFailed
 from slurmtrain.model.run.events.command_events import JobReplaced
+from slurmtrain.model.run.job_state import WAITING, base, is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import AFTER
-from slurmtrain.model.run.run import WAITING, Run, base, is_final
+from slurmtrain.model.run.run import Run
 from slurmtrain.ops.cancel import finish_cancel
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring import mirror_runs

@@ -27,8 +27,9 @@ from slurmtrain.model.interruption.members import (
     pause_before_request,
 )
 from slurmtrain.model.run.events.agent_events import NodesLeft, NodesRequested, RanksRestarted
+from slurmtrain.model.run.job_state import base
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir, split_attempt
-from slurmtrain.model.run.run import GROW, base
+from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
 from slurmtrain.runtime.environment.variables import EXTENDS, scrubbed, take_variable

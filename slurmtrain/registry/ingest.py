@@ -123,7 +123,7 @@ def _read_runs(transaction: Transaction, runs: Sequence[RunDir], ingested: Inges
 
 
 def _look_up_known(transaction: Transaction, readers: Sequence[_RunReader]) -> None:
-    """Give the readers all_blocks that the registry knows about their runs."""
+    """Give the readers everything that the registry knows about their runs."""
     for reader in readers:
         reader.forget_shrunk(transaction)
     # The registry has nothing on a run that is seen for the first time.

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from slurmtrain.model.run.run import base
+from slurmtrain.model.run.job_state import base
 
 # squeue's fields and their requested widths: with fixed widths a field may contain any character, even separators.
 # Longer fields are cut; the name comes last, since the user chooses it.

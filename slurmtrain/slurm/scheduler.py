@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
-from slurmtrain.model.run.run import ABSENT, GONE, base, is_final
+from slurmtrain.model.run.job_state import ABSENT, GONE, base, is_final
 from slurmtrain.slurm.parse import (
     ACCOUNTING_FIELDS,
     NODE_FORMAT,

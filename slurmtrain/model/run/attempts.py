@@ -50,10 +50,11 @@ from slurmtrain.model.run.events.rank_events import (
     SessionStarted,
     SharesChosen,
 )
+from slurmtrain.model.run.job_state import ABSENT, is_final
 from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
 from slurmtrain.model.run.outcome import began_at, superseded, with_outcome
-from slurmtrain.model.run.run import ABSENT, APART, Attempt, is_final, replace
+from slurmtrain.model.run.run import APART, Attempt, replace
 
 # Events of commands about a submission, and about one start of a job.
 _OF_A_SUBMISSION = Submitting | Submitted | Unstarted

@@ -10,7 +10,7 @@ A command that ends a waiting job because a run before it failed knows why; othe
 2. Some node ended otherwise: the one with the earliest ``failed_at`` determines the cause, unless a person cancelled
    before that. A rank that failed only because it lost a peer (``cascade``) comes after ranks that failed by
    themselves, even if it failed first.
-3. Slurm's final state, seen before a person cancelled: its cause (:mod:`.run`).
+3. Slurm's final state, seen before a person cancelled: its cause (:mod:`.job_state`).
 4. A person cancelled: cancelled.
 5. Nothing was journaled, and ``observed: gone`` says that the job no longer exists: lost.
 
@@ -39,18 +39,10 @@ from slurmtrain.model.run.events.agent_events import (
 )
 from slurmtrain.model.run.events.base import AnyEvent, Event, select
 from slurmtrain.model.run.events.command_events import JobObserved, JobReplaced, UpstreamFailed
+from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE, base, describe_state, is_final
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.lineage import UPSTREAM
-from slurmtrain.model.run.run import (
-    CAUSE_OF_STATE,
-    GONE,
-    STATE_OF_CAUSE,
-    Attempt,
-    base,
-    describe_state,
-    is_final,
-    replace,
-)
+from slurmtrain.model.run.run import STATE_OF_CAUSE, Attempt, replace
 
 # A job that ends this long before its limit did not time out: Slurm also says TIMEOUT if it exits within its grace.
 _LIMIT_MARGIN_S = 60.0

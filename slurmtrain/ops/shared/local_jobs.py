@@ -18,8 +18,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.model.run.job_state import GONE
 from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
-from slurmtrain.model.run.run import GONE, Attempt, Run
+from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.task import ENTRY
 from slurmtrain.system.files import describe_os_error

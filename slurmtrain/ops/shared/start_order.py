@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.errors import LaunchError, PathError, RunBusy, SlurmDown, SlurmtrainError
 from slurmtrain.model.experiment.slurm_options import is_singleton
 from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RUN_ID, RunDir
 from slurmtrain.model.run.lineage import (
     AFTER,
@@ -30,7 +31,6 @@ from slurmtrain.model.run.lineage import (
     standing,
     tree_order,
 )
-from slurmtrain.model.run.run import is_final
 from slurmtrain.ops.shared.observe import ListedRuns, Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.upstreams import dependents_of, has_begun, read_upstreams

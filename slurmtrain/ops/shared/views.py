@@ -11,8 +11,8 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.query.fields import iso
+from slurmtrain.model.run.job_state import SUSPENDED
 from slurmtrain.model.run.layout import METRICS, RunDir
-from slurmtrain.model.run.run import SUSPENDED
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:

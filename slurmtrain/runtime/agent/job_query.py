@@ -27,7 +27,7 @@ from datetime import datetime
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.interruption.exit_report import StopCause
 from slurmtrain.model.interruption.interval import DEFAULT_GRACE_S
-from slurmtrain.model.run.run import CAUSE_OF_STATE, base, describe_state
+from slurmtrain.model.run.job_state import CAUSE_OF_STATE, base, describe_state
 from slurmtrain.runtime.agent.exits import unsigned_number
 
 # How long to wait for the answer when there is nothing else left to do.

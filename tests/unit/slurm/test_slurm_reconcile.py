@@ -10,7 +10,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
-from slurmtrain.model.run.run import ABSENT, ENDED, GONE, RUN_STATES, Attempt
+from slurmtrain.model.run.job_state import ABSENT, GONE
+from slurmtrain.model.run.run import ENDED, RUN_STATES, Attempt
 from slurmtrain.slurm.parse import Job
 from slurmtrain.slurm.scheduler import GIVEN_UP_S, Accounting, Queue, may_change, needs_accounting
 

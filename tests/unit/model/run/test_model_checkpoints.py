@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
-from slurmtrain.model.run.checkpoints import Saved, disposable_steps, reasons_to_keep
+from slurmtrain.model.run.retention import Saved, disposable_steps, reasons_to_keep
 
 
 def test_a_pruned_checkpoint_is_not_on_disk_and_a_damaged_one_is_not_gone_on_from() -> None:

@@ -9,7 +9,7 @@ import pytest
 from helpers.simulated_run import BEGIN, SimulatedRun
 
 from slurmtrain.model.experiment.sections import RequeueSpec, write_requeue
-from slurmtrain.model.run.run import GONE
+from slurmtrain.model.run.job_state import GONE
 
 SYNC = "'slurmtrain sync' or 'watch' starts it again"
 FAILED = {"rank": 0, "exit_code": 1, "signal": None, "error": "ValueError: 1", "last_lines": []}

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 from helpers.simulated_run import LIMIT_S, SimulatedRun
 
-from slurmtrain.model.run.run import ABSENT, CAUSE_OF_STATE, CAUSES, GONE, HELD, WAITING, base, is_final
+from slurmtrain.model.run.job_state import ABSENT, CAUSE_OF_STATE, GONE, HELD, WAITING, base, is_final
+from slurmtrain.model.run.run import CAUSES
 
 # --- states of Slurm's ------------------------------------------------------------------------------------------
 

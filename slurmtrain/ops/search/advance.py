@@ -415,12 +415,11 @@ class Study:
         params: dict[str, Any] = {}
         for key, space in self._search.space.items():
             value = trial.values.get(key)
+            choice: float | None = None
             if space.values:
                 choice = next((index for index, each in enumerate(space.values) if is_same(each, value)), None)
             elif isinstance(value, int | float) and not isinstance(value, bool):
                 choice = value if space.low <= value <= space.high else None
-            else:
-                choice = None
             if choice is None:
                 # It was resumed with other values, or the record of them is damaged: nothing can be learned from it.
                 return optuna.trial.create_trial(state=states.FAIL)

@@ -130,8 +130,9 @@ def test_a_status_of_runs_that_have_ended_imports_nothing_that_reads_them(one_ru
     printed, imported = modules_loaded_by(program, one_run, "status")
     assert "cancelled" in printed
     assert "slurmtrain.registry.store" in imported
-    readers = ("model.run.fold", "model.run.events.agent", "model.spec.plan", "registry.ingest", "system.journal")
-    assert not imported & {f"slurmtrain.{name}" for name in readers}
+    readers = ("run.fold", "run.events.agent_events", "experiment.plan")
+    assert not imported & {"slurmtrain.registry.ingest", "slurmtrain.system.journal"}
+    assert not imported & {f"slurmtrain.model.{name}" for name in readers}
     assert {name for name in imported if name.startswith("sqlalchemy.dialects.postgresql")} == set()
 
 
@@ -214,7 +215,7 @@ def test_a_first_run_reaches_sbatch_without_what_only_later_ones_need(
     # A spec that refers to nothing, and a runs root without a registry.
     assert not imported & (HEAVY | {"sqlalchemy", "omegaconf", "importlib.metadata", "psutil", "rich"})
     # What reads runs: their history, their ends, and what nodes said of them.
-    readers = ("run.fold", "run.run", "run.events.agent", "interruption.policy", "interruption.exit_report")
+    readers = ("run.fold", "run.run", "run.events.agent_events", "interruption.policy", "interruption.exit_report")
     assert not imported & {f"slurmtrain.model.{name}" for name in readers}
 
 

@@ -321,7 +321,7 @@ def _print_attempt(attempt: dict[str, Any], *, measured: bool, each_node: bool) 
 
 
 def _attempt_facts(attempt: dict[str, Any], *, measured: bool) -> Iterator[tuple[str, str]]:
-    """What is known about an attempt, each with its name; ``measured``: also what it has learned of its nodes."""
+    """What is known about an attempt, each with its name; ``measured``: also the measurements of its nodes."""
     from slurmtrain.cli import describe
 
     begin, end, last = attempt["started_at"], attempt["ended_at"], attempt["last_step"]

@@ -156,7 +156,7 @@ def remove(workspace: Workspace, removable: Cleaned) -> Cleaned:
 def _removable_parts(workspace: Workspace, kinds: Collection[str], oldest: float, cleanable: Cleaned) -> Iterator[Part]:
     """What can be removed. ``oldest``: later changes protect; ``cleanable``: receives what is in the way."""
     root, aged = workspace.root, min(oldest, _a_day_ago())
-    # Of the runs that ended before, those to which nothing can write.
+    # Of the runs that ended before, only the ones that nothing can write to.
     observed = observe(workspace)
     settled = [run_id for run_id, row in observed.runs.index.items() if row.ended and row.settled]
     over = {
@@ -182,7 +182,7 @@ def _parts_without_run(root: RunsRoot, kinds: Collection[str], over: Collection[
     Args:
         root: where the runs are.
         kinds: keys of :data:`KINDS`.
-        over: the runs to which nothing can write.
+        over: the runs that nothing can write to.
         aged: what was changed later stays.
     """
     existing = set(run_ids_among(_entries_of(root.path)))

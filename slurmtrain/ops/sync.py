@@ -116,7 +116,7 @@ class _Sync:
         return list(runs.fetch(self._among(runs.worth_listing(0))).items())
 
     def observe_again(self, run_ids: Collection[str]) -> None:
-        """Look at runs on which something was done; earlier findings stay reported."""
+        """Look at runs that were acted upon; earlier findings stay reported."""
         if run_ids:
             runs = observe(self._workspace, run_ids, ask_slurm=False).runs
             self.synced.observed = replace(self.synced.observed, runs=runs)
@@ -288,7 +288,7 @@ class _Sync:
     # --- further attempts ---------------------------------------------------------------------------------------------
 
     def restart_interrupted(self) -> list[str]:
-        """Restart runs whose agents could not requeue their jobs; returns the runs on which something was done."""
+        """Restart runs whose agents could not requeue their jobs; returns the runs that were acted upon."""
         acted = []
         for run_id, listed in self._open_runs():
             if listed.state != "requeued" or listed.row["cancelled"]:

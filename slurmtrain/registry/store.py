@@ -147,7 +147,7 @@ class Store:
 
     def close(self) -> None:
         """Close the database. What replaces it stays readable: a database in memory is lost with its connection."""
-        # A watch closes the registry before it reports what it has read.
+        # A watch closes the registry before it reports its findings.
         if not self.in_memory:
             self._engine.dispose()
 

@@ -339,7 +339,7 @@ def _plan_all(
     default_name: str | None,
     machine: _Machine,
 ) -> tuple[tuple[PlannedRun, ...], Sweep, SpecInputs]:
-    """All runs of a document, its sweep, and what they were made from. Raises SpecError."""
+    """All runs of a document, its sweep, and their sources. Raises SpecError."""
     data = {key: value for key, value in document.data.items() if key != "sweep"}
     overrides, override_mistakes = parse_overrides(override_texts, data)
     swept, sweep_mistakes = parse_sweeps(sweep_texts, data)

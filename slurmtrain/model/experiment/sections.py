@@ -257,7 +257,7 @@ class OomSpec:
 
 
 def oom_conflicts(oom: OomSpec | None, resources: ResourcesSpec) -> Iterator[str]:
-    """Why a run with these ``resources`` cannot get what it is to get after it ran out of memory, as sentences."""
+    """Why a run with these ``resources`` cannot get more memory after it ran out of it, as sentences."""
     if oom is None:
         return
     mem = resources.mem

@@ -139,7 +139,7 @@ class SurvivingLine:
                 self.resume(restarts.pop().step)
                 row = first_after
             self._add_rows(start.number, block, row, len(block))
-        # Nothing has been logged since these, but what they go back behind is superseded already.
+        # Nothing has been logged since these, but points after the step that they go back to are superseded already.
         while restarts:
             self.resume(restarts.pop().step)
 

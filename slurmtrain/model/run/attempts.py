@@ -75,7 +75,7 @@ def group_by_attempt(events: Sequence[AnyEvent], saves: Mapping[str, SaveLog]) -
         payload = event.payload
         if folder := attempt_of(event.source):
             groups.setdefault(folder, AttemptFacts()).events.append(event)
-        # Commands write into journals of the run: their events name what they are about.
+        # Commands write into journals of the run: their events name their subject.
         elif isinstance(payload, _OF_A_SUBMISSION):
             submissions.setdefault(payload.submission, []).append(event)
         elif isinstance(payload, _OF_A_START) and payload.job_id is not None:

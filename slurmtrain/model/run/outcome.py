@@ -90,7 +90,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
     # A node that was lost while the others kept running has no say in how the attempt ended.
     lost = {str(node) for event in select(events, RanksRestarted) for node in event.payload.lost}
     ends = [end for end in select(events, NodeEnded) if node_of(end.source) not in lost]
-    # Slurm may take back what it said: a job that it called failed may be requeued.
+    # Slurm may take back its word: a job that it called failed may be requeued.
     final = _last_final(events)
     nodes = max((event.payload.nodes for event in select(events, AgentStarted)), default=0)
     # Without any end, as in a damaged journal that calls every node lost, nothing says how the attempt ended.

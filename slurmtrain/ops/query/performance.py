@@ -217,7 +217,7 @@ class _Start:
 
     @property
     def step_count(self) -> int:
-        """From which step to which the ranks came."""
+        """The first and the last step of the ranks."""
         if not self.rows:
             return 0
         first, last = self.rows[0], self.rows[-1]

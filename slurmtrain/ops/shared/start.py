@@ -14,7 +14,7 @@ and what the next command does after a kill right then:
    ``launch.json`` of an element names the array and the element, and the array has a link to the submission. The runs
    of a pack are of the same element; ``launch.json`` and the link also name their slots.
 5. The ``submitting`` event: the lock is free and there is no ``submitted``, so the job is searched for
-   (``local_jobs``, ``slurm_jobs``), that of an array by the array's id, with which its name ends.
+   (``local_jobs``, ``slurm_jobs``), an array by its id, with which its name ends.
 6. ``lease.json`` names the submission: as in 5.
 7. The job is submitted, or the array, by one sbatch: as in 5; it is found and adopted.
 8. The ``submitted`` event with the job's id, or the controller's process: nothing is left to do.

@@ -176,12 +176,12 @@ _PROGRAMS: dict[tuple[str, str | None], str] = {}
 def check_script(plan: Plan, executor: str) -> None:
     """Check what certainly fails at once.
 
-    Lines of setup may change the directory, make the script, or install what it imports: if there are any, nothing is
+    Lines of setup may change the directory, make the script, or install its imports: if there are any, nothing is
     checked. Nodes of a cluster may have other programs than this machine: there the script alone is checked.
 
     Raises:
         PathError: there is no such program; or the command is ``python SCRIPT``, and there is no such script.
-        NotAvailable: its Python does not have what it imports first.
+        NotAvailable: its Python lacks a package that it imports first.
         UserError: bash cannot read the lines of setup.
     """
     for key in SHELL_KEYS:

@@ -48,7 +48,7 @@ _REGISTRY = DiskSpace(1 << 20, 2)
 class Batch:
     """Runs that are created together.
 
-    ``spec``: where they are from. ``runs``: those of its runs that are to be created. ``executor``: ``slurm`` or
+    ``spec``: where they are from. ``runs``: its runs that are to be created. ``executor``: ``slurm`` or
     ``local``. ``sweep``: the id that they share; None for a single run. ``upstreams``: for each of ``runs``, the runs
     that it starts after; empty: none of them starts after any. ``start_points``: the
     checkpoints that they begin with, by what their plans say.

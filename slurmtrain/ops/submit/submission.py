@@ -98,10 +98,10 @@ def submit_sweeps(
 class _Work:
     """The runs of a submission that are to be created and started, spec by spec.
 
-    ``chain``: what they start after, resolved for the specs in ``order``: the numbers of those of which runs are to be
+    ``chain``: what they start after, resolved for the specs in ``order``: the numbers of the specs whose runs are to be
     created. ``sweeps``: for each spec, the id that its runs share, if they do. ``ids``: for each spec, the ids of its
     runs, None for one that is to be created. ``held``: the idempotency key, if there is one. ``created``: the runs that
-    have been created. ``submitted``: the ids of those of them that have been submitted. ``notes``: for the user.
+    have been created. ``submitted``: the ids of the runs that have been submitted. ``notes``: for the user.
     """
 
     workspace: Workspace

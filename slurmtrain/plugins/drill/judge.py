@@ -216,7 +216,7 @@ def _resized(facts: DrillFacts) -> bool:
 
 
 def _judge_stop(verdict: FaultVerdict, facts: DrillFacts, findings: Findings) -> None:
-    """How long the stop took, what the run says of it, and what it cost."""
+    """How long the stop took, the run's account of it, and its cost."""
     fault, lost, saved = FAULTS[verdict.fault], verdict.lost_steps, _saved_steps(facts)
     if verdict.stopped_s is not None and verdict.allowed_s is not None and verdict.stopped_s > verdict.allowed_s:
         findings.add(

@@ -122,7 +122,7 @@ class TorchPipeline(Pipeline):
 
         Where stages are sharded, all ranks have to call them equally often, also with parts of other sizes. So each
         part is filled up with its first row to microbatches of equal size, as many as ``rows`` need; the loss, by
-        ``loss_of``, is that of its own rows.
+        ``loss_of``, is the loss of its own rows.
         """
         if self._ranks == 1:
             # torch's schedules for several stages on a single rank cannot do without a backward pass.

@@ -82,7 +82,7 @@ def read_run_of(run: RunDir, check: Check, most_bytes: int) -> Run:
 def read_events(path: Path, source: str | None = None) -> list[AnyEvent]:
     """The events of the journal at ``path``; empty if there is no such file yet.
 
-    ``source``: what they are said to be from; by default the file's name.
+    ``source``: their origin in messages; by default the file's name.
     """
     with contextlib.suppress(OSError, RunUnreadable):
         return _events(JournalFile(source or path.name, str(path), path.stat().st_size))

@@ -282,7 +282,7 @@ class ThreadUse:
         except OSError:
             return None
         cpu_s = (int(stat[_USER]) + int(stat[_SYSTEM])) / _TICKS_PER_S
-        # More precisely, and with the time in which it was ready to run, where the kernel counts that.
+        # More precisely, and with the time that it was ready to run, where the kernel counts that.
         with contextlib.suppress(OSError, ValueError):
             running_ns, ready_ns, *_ = (thread / "schedstat").read_text().split()
             cpu_s = (int(running_ns) + int(ready_ns)) / 1e9 or cpu_s

@@ -49,7 +49,7 @@ class Format(ABC):
 
     @abstractmethod
     def problems(self, tree: FileTree, ranks: int) -> Iterator[str | None]:
-        """Why it is not complete, as phrases, the first of which counts.
+        """Why it is not complete, as phrases; the first one counts.
 
         ``ranks``: the least number of ranks that have saved it, for formats with a file for each rank.
         """

@@ -1,4 +1,4 @@
-"""Files of checkpoints that anybody may have written: what they are called, whether they are whole, what they hold.
+"""Files of checkpoints that anybody may have written: their names, whether they are whole, their contents.
 
 Nothing in them is executed. A pickle is a program for a small machine, which can import any name and call it. The
 machine here imports and calls nothing: it builds plain values, and an :class:`Inert` object for everything else. It

@@ -60,7 +60,7 @@ def measure_all_reduce(spec: Spec, node: int, nodes: int, address: str, port: in
 
 
 def _run_ranks(configs: Sequence[Mapping[str, Any]], environ: Mapping[str, str]) -> dict[str, Any]:
-    """Run a child process for each rank, and return what they measured, or how one of them failed."""
+    """Run a child process for each rank, and return their measurements, or how one of them failed."""
     with contextlib.ExitStack() as files:
         # Files, not pipes: libraries with NCCL_DEBUG=INFO fill a pipe, and then block until it is read.
         streams = [

@@ -155,6 +155,7 @@ def load_config(
         node_expiry_hours=float(settings.get("node_expiry_hours", NODE_EXPIRY_H)),
         sweep_max_runs=settings.get("sweep_max_runs") or MAX_RUNS,
         sweep_confirm_runs=settings.get("sweep_confirm_runs") or CONFIRM_RUNS,
+        # As above: with 0, every sweep that uses GPUs is asked about.
         sweep_confirm_gpu_hours=float(settings.get("sweep_confirm_gpu_hours", CONFIRM_GPU_HOURS)),
         shared_root=shared_root,
         notes=tuple(notes),
@@ -177,6 +178,7 @@ def _nearest(cwd: Path, notes: list[str]) -> _File | None:
         try:
             file = _open(folder / FILE)
         except UntrustedPath as error:
+            # In this very directory, or the user's own: to pass it over would keep runs elsewhere without an error.
             if folder == cwd or _is_mine(folder / FILE):
                 raise
             notes.append(f"{error.why}: it is ignored; copy it to a directory of yours if you want its settings")
@@ -205,12 +207,14 @@ def _open(path: Path) -> _File | None:
     """A file's content; None if there is none. Raises PathError, and UntrustedPath."""
     try:
         with os.fdopen(open_regular(follow_links(path)), "rb") as file:
+            # By the open file: another one may have its path by now.
             mode = os.fstat(file.fileno()).st_mode
             return _File(path, file.read(), is_private=not mode & (stat.S_IRWXG | stat.S_IRWXO))
     except (FileNotFoundError, NotADirectoryError):
         return None
     except OSError as error:
         with contextlib.suppress(OSError):
+            # Whose it is comes first: in a parent directory, somebody else's file is passed over, readable or not.
             check_owner(path.stat(), path)
         raise PathError(f"{path}: cannot be read: {describe_os_error(error)}") from error
 

@@ -55,6 +55,7 @@ def calling(config: Config, *, again: bool = False) -> Iterator[Call]:
             yield call
     finally:
         call.workspace.close()
+    # After the private umask, with the workspace closed: filters and hooks of the user's own run here, and may raise.
     issue_warnings(notes)
 
 
@@ -77,6 +78,7 @@ def our_errors() -> Iterator[None]:
 
 def issue_warnings(notes: Iterable[str]) -> None:
     """Issue warnings, each once, at the line of the program that called slurmtrain."""
+    # warnings.warn() can pass over files by itself (skip_file_prefixes), but only since Python 3.12.
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _BETWEEN:
         frame, level = frame.f_back, level + 1

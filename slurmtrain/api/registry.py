@@ -54,6 +54,7 @@ class Registry:
             SpecError: The configuration has mistakes.
             PathError: It cannot be read, or be trusted.
         """
+        # Read once: a program that changes its directory or its environment later goes on with the same runs.
         directory = None if runs is None else os.fspath(runs)
         self._config = load_config(cwd=current_directory(), environ=os.environ, runs=directory)
         issue_warnings(self._config.notes)
@@ -101,6 +102,7 @@ class Registry:
         """
         question = Question(
             names=names,
+            # A name means all runs that have it; run() finds the one that is probably meant.
             namesakes=True,
             where=_tuple_of(where),
             states=_tuple_of(state),
@@ -179,6 +181,7 @@ class Registry:
             elif weights_only:
                 raise UserError("weights_only needs from_, the run whose weights are to be taken")
             others = [after] if isinstance(after, str | RunHandle) else after
+            # All specs are read before anything is created, so that a mistake in the last one leaves nothing behind.
             loaded = load_all(
                 [each if isinstance(each, Mapping) else Path(os.fspath(each)) for each in sources],
                 keys,
@@ -186,6 +189,7 @@ class Registry:
                 [each.id if isinstance(each, RunHandle) else each for each in others],
                 max_runs=call.workspace.config.sweep_max_runs,
             )
+            # The command line asks a person here; a program gets its runs, and a warning.
             if key is None and (recent := find_recent(call.workspace, merge_specs(loaded))) is not None:
                 call.notes.append(f"{recent}; key=... keeps a repeated call from submitting twice")
             chosen = self._config.choose_executor(executor)
@@ -237,6 +241,7 @@ class Registry:
         """
         from slurmtrain.ops.sync import sync
 
+        # Not again=True: what is restarted must not depend on an answer of Slurm's that is left from other commands.
         with calling(self._config) as call:
             synced = sync(call.workspace)
             call.note_all(synced.observed)

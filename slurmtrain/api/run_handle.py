@@ -49,6 +49,7 @@ class Fact(Generic[T]):
         value: T = run._record[self._name]
         return value
 
+    # Without this method, an assignment would put a value into the instance, where it hides the record's.
     def __set__(self, run: RunHandle, value: object) -> None:
         raise AttributeError(f"{self._name} of a run cannot be set")
 
@@ -128,6 +129,7 @@ def moment(seconds: float | None) -> datetime | None:
 def _values(cls: type[AttemptInfo | CheckpointInfo], record: Attempt | Checkpoint) -> dict[str, Any]:
     """What a record has of the fields of a class that shows it, with times as datetimes."""
     names = [each.name for each in fields(cls) if hasattr(record, each.name)]
+    # Only its name tells a time from a length of time: both are floats in a record.
     return {name: moment(getattr(record, name)) if name.endswith("_at") else getattr(record, name) for name in names}
 
 
@@ -253,11 +255,13 @@ class RunHandle:
         chosen = [names] if isinstance(names, str) else names
         with calling(self._config, again=True) as call:
             self._read(call)
+            # Not _load(), which would open a second workspace.
             run = self._load_now(call.workspace)
             check_readable(run)
             history = read_history(run, self._record.directory, chosen, keep_superseded=superseded)
             call.notes += history.problems
         for name in chosen or ():
+            # The metrics files decide, not the registry: they may have grown since it was read.
             if name not in history.curves:
                 raise UserError(f"run {self.id}: {describe_unknown(name, list(run.metrics))}")
         return dict(history.curves)
@@ -414,6 +418,7 @@ class RunHandle:
         with our_errors():
             try:
                 yield from map(_as_text, read_logs(workspace, self.id, choice, follow=True))
+            # Python comes here too when the caller drops the iterator halfway: it closes the generator.
             finally:
                 workspace.close()
 
@@ -440,6 +445,7 @@ class RunHandle:
         listed = observed.runs.fetch([self.id])
         if not listed:
             raise RunNotFound(f"run {self.id} is gone: its directory was deleted")
+        # The attempts and checkpoints were of the old record; they are read again when somebody asks for them.
         self._record, self._details = RunRecord(workspace, listed[self.id]), None
 
 
@@ -451,6 +457,7 @@ def handles_of(config: Config, call: Call, run_ids: Sequence[str]) -> list[RunHa
         call: The call that returns them.
         run_ids: Their ids.
     """
+    # Most were submitted a moment ago, by this very call: Slurm has hardly anything to add.
     observed = observe(call.workspace, run_ids, ask_slurm=False)
     call.note_all(observed)
     listed = observed.runs.fetch(run_ids)
@@ -480,6 +487,7 @@ def wait_for(config: Config, runs: Sequence[RunHandle], timeout: float | None) -
         for run in runs:
             run._take(call.workspace, synced.observed)
     waiting = [run for run in runs if not run.ended]
+    # Only the limit is an error: the wait also ends when a run could not be read for a while.
     if limit.is_over and waiting:
         listed = ", ".join(f"{run.id} ({run.state})" for run in waiting)
         raise WaitTimedOut(f"not ended after {timeout:g} s: {listed}; they continue, and can be waited for again")
@@ -524,10 +532,12 @@ def frame_of(curves: Mapping[str, Curve]) -> pd.DataFrame:
     lengths = [len(points) for _, points, _ in columns]
 
     def joined(field: str, kind: str) -> np.ndarray:
+        # The empty array is for a run that has logged nothing: numpy refuses to join no arrays at all.
         return np.concatenate([np.empty(0, kind), *(np.asarray(getattr(points, field)) for _, points, _ in columns)])
 
     return pd.DataFrame(
         {
+            # As objects: numpy's own text would take the room of the longest name in each of millions of rows.
             "metric": np.repeat(np.array([name for name, _, _ in columns], object), lengths),
             "step": joined("steps", "int64"),
             "attempt": joined("attempts", "int64"),

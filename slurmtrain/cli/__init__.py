@@ -16,6 +16,7 @@ from slurmtrain.system.inherited import private_umask
 from slurmtrain.system.interpreter import collect_rarely, ensure_utf8, leave_quickly
 from slurmtrain.version import __version__
 
+# 128 and the number of SIGINT, as shells report a process that it ended.
 INTERRUPTED = 130
 
 # Name: (module, short help). --help imports none of the modules.
@@ -157,6 +158,7 @@ def cli(context: click.Context, runs: str | None, debug: bool) -> None:
 def main(arguments: Sequence[str] | None = None) -> None:
     """The console script. Exit codes: 0 success, 1 failure, 2 wrong input, 130 interrupted."""
     if arguments is None:
+        # Only as a program: it may replace this process, which a test that passes arguments would not survive.
         ensure_utf8()
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     output.attach_streams()

@@ -208,6 +208,7 @@ def preflight_command(
     from slurmtrain.ops.watch import wait
 
     chosen = workspace.config.choose_executor(executor)
+    # Before anything is submitted: a Ctrl-C right after that would leave a job that nobody waits for or ends.
     with StopSignal() as stop:
         run_id, notes = submit_preflight(workspace, spec, overrides, nodes=nodes, executor=chosen)
         output.warn(notes)
@@ -252,6 +253,7 @@ def nodes_command(workspace: Workspace, inactive_too: bool, as_json: bool) -> in
 
     A finding expires after a day, or node_expiry_hours of slurmtrain.yaml.
     """
+    # click calls the function of a group before each of its subcommands too.
     if click.get_current_context().invoked_subcommand is not None:
         return 0
     from slurmtrain.ops.shared.ledger_file import nodes_json

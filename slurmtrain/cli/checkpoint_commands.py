@@ -31,6 +31,7 @@ def checkpoints_command(workspace: Workspace, run: str, with_pruned: bool, as_js
     from slurmtrain.ops.shared.run_details import checkpoints_json
 
     [run_id], _ = find(workspace, [run])
+    # Thorough: a settled run is otherwise read again only if a folder has changed, which a growing journal does not do.
     output.warn_about(observe(workspace, [run_id], thorough=True))
     loaded = workspace.store.load(run_id)
     assert loaded is not None
@@ -64,10 +65,12 @@ def checkpoint_command(workspace: Workspace, run: str, no_wait: bool, timeout: f
     from slurmtrain.ops.request_checkpoint import RequestOutcome, request_checkpoint, wait_for_checkpoint
     from slurmtrain.ops.shared.find import find
 
+    # The request itself asks Slurm, about this run alone.
     [run_id], _ = find(workspace, [run], ask_slurm=False)
     request = request_checkpoint(workspace, run_id)
     try:
         outcome = RequestOutcome("asked") if no_wait else wait_for_checkpoint(workspace, request, timeout)
+    # Nothing takes the request back: it is in the run directory, where rank 0 finds it after its step.
     except KeyboardInterrupt:
         output.echo(f"no longer waiting; the run still saves ('slurmtrain checkpoints {run_id}' lists it)", err=True)
         raise
@@ -76,6 +79,7 @@ def checkpoint_command(workspace: Workspace, run: str, no_wait: bool, timeout: f
     elif outcome.checkpoint is not None:
         output.verbatim(str(workspace.root.run(run_id).path / outcome.checkpoint.path))
     output.echo(describe_outcome(outcome, request, timeout), err=True)
+    # A checkpoint is success also if the attempt ended first, and saved on its way out.
     return 0 if outcome.outcome in ("asked", "saved") or outcome.checkpoint is not None else 1
 
 
@@ -144,6 +148,7 @@ def _advice(verified: Verified, step: int | None) -> str:
         return f"'slurmtrain resume {run_id}' passes it over; 'slurmtrain verify {run_id}' looks at the others"
     if good is None:
         return f"none is good; 'slurmtrain resume --from-start {run_id}' begins again"
+    # They are in the order of their steps, and a run resumes from the newest good one.
     older = verified.checked.index(good) > max(map(verified.checked.index, verified.bad))
     passed = "the bad ones are older" if older else "what is newer is passed over"
     at = good.path.name if good.step is None else f"step {good.step}"

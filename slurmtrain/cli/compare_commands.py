@@ -228,6 +228,7 @@ def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
         for header in (metric, *([f"best {metric}", f"best {metric} step"] if metric in answer.ranged else []))
     ]
     yield ["id", "name", "state", *answer.comparison.differs, *metrics]
+    # Each run, also where the table has a mean: programs can average by themselves.
     for group in answer.comparison.groups:
         for run in group.runs:
             values: list[float | None] = []
@@ -288,6 +289,7 @@ def best_command(
         output.echo(f"{ranking.without} run(s) without {criterion.name} are left out", err=True)
     groups = ranking.groups[:top]
     if as_json:
+        # The best run of each group, so that a program finds runs in the same place with and without --over.
         shown = [dict(run) for run in ([group.runs[0] for group in groups] if over else runs)]
         answer = {"schema": SCHEMA, "by": criterion.name, "better": criterion.better, "runs": shown}
         if over:
@@ -357,11 +359,13 @@ def _print_difference(difference: RunDifference) -> None:
     headers = [f"{run['id']} {run['name']}" for run in difference.runs]
     _print_section("SPEC", headers, [(key, *map(formatting.setting, pair)) for key, pair in difference.spec.items()])
     _print_code(difference.code)
+    # Without any difference, one line has to say so.
     for kind, changes in (difference.environment or {"": {}}).items():
         rows = [(name, *map(_text, pair)) for name, pair in changes.items()]
         _print_section(f"ENVIRONMENT: {kind}" if kind else "ENVIRONMENT", headers, rows)
     _print_section("RESULT", [*headers, "DIFFERENCE"], list(_result_rows(difference.result)))
     differing = [
+        # With all their digits: values that differ in the last bit would look equal otherwise.
         (name, str(each.step), *map(repr, each.values), f"{each.steps} steps")
         for name, each in difference.metrics.items()
         if each.values is not None

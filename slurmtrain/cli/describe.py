@@ -38,6 +38,7 @@ def check_rows(checks: Checks) -> list[tuple[str, str, str, str]]:
         for (status, _), hosts in sorted(alike.items(), key=lambda item: -len(item[1])):
             summaries = [(host, str(findings[host]["summary"])) for host in hosts]
             nodes = f"all {len(hosts)}" if len(hosts) == len(findings) > 1 else formatting.describe_nodes(hosts)
+            # Nodes that pass may have reported different things, which have no ranges: the first one stands for all.
             if len({pattern(summary) for _, summary in summaries}) == 1:
                 summary = merge(summaries)
             else:
@@ -83,6 +84,7 @@ def node_rows(attempt: Mapping[str, Any]) -> list[tuple[str, ...]]:
                 if finding["status"] not in _QUIET
             ),
         )
+        # Several nodes of a local run are one machine, and get one row.
         for host in dict.fromkeys(attempt["nodes"])
     ]
 
@@ -211,6 +213,7 @@ def describe_clock(measured: Mapping[str, Any]) -> str:
     if not _is_measured(measured):
         return "not measured"
     bound, offset = measured.get("bound_ms"), float(measured["offset_ms"])
+    # Behind an offset in seconds, a bound in milliseconds would be read as seconds, too.
     return _offset(offset) + (f" ± {bound:.2g}" if bound and abs(offset) < 1000 else "")
 
 
@@ -272,6 +275,7 @@ def describe_restart(restart: Mapping[str, Any]) -> str:
 
 def describe_hang(hang: Mapping[str, Any]) -> str:
     """Which ranks hung, if known, and for how long no rank had made progress."""
+    # The rank that has been idle for the shortest time tells since when none has moved.
     idle = min((rank["idle_s"] for rank in hang["ranks"] if rank["idle_s"] > 0), default=None)
     return str(hang["why"]) + (f" (no progress for {formatting.duration(idle)})" if idle is not None else "")
 

@@ -58,6 +58,7 @@ def age(moment: str | None) -> str:
     if moment is None:
         return "-"
     seconds = max(0.0, time.time() - datetime.fromisoformat(moment).astimezone(UTC).timestamp())
+    # Whole minutes: a live page draws a row again whenever its age reads differently.
     return duration(seconds) if seconds < 60 else duration(seconds // 60 * 60).removesuffix("00s")
 
 
@@ -116,6 +117,7 @@ def describe_nodes(hosts: Iterable[str]) -> str:
         text = ",".join(names)
     if len(text) <= _LONGEST:
         return text
+    # Between two names, unless a single one is longer than that.
     beginning = text[:_LONGEST].rpartition(",")[0] or text[:_LONGEST]
     return f"{beginning},...{']' * (beginning.count('[') > beginning.count(']'))} ({len(names)} nodes)"
 
@@ -124,6 +126,7 @@ def field(name: str, value: Any) -> str:
     """The ``value`` of any field of the JSON by its ``name``: exactly, unless it is a number that was measured."""
     if name == "nodes" and value:
         return describe_nodes(value)
+    # A parameter was chosen, not measured: with fewer digits it would be another value.
     return number(value) if isinstance(value, float) and not name.startswith("params.") else setting(value)
 
 
@@ -183,6 +186,7 @@ def when(moment: str | None, now: float | None = None) -> str:
         return f"{int(seconds)} s ago"
     if 0 <= seconds < 3600:
         return f"{int(seconds // 60)} min ago"
+    # Rounded up, since the floor is taken of a negative number: "in 0 min" would say that it is over.
     if -3600 < seconds < 0:
         return f"in {-int(seconds // 60)} min"
     return calendar(moment, now)

@@ -63,6 +63,7 @@ def logs_command(
         output.log_line("" if rank is not None else f"[{line.attempt}/{line.origin}] ", line.text)
     if not follow:
         return 0
+    # Read again: when the logs have ended, so has the run, and its state decides the exit code.
     _, observed = find(workspace, [run_id], ask_slurm=False)
     return 0 if observed.runs[run_id].state == "completed" else 1
 
@@ -203,6 +204,7 @@ def draw(chart: Chart, width: int, height: int, *, colour: bool, unicode: bool) 
 
     legend = list(_chart_legend(chart, width, colour=colour, unicode=unicode))
     height = max(_LEAST_LINES, height - len(legend))
+    # plotext has one figure for the whole process: the chart before this one is still in it.
     figure: Any = plotext.figure
     figure.clear()
     figure.theme("colorless")
@@ -219,6 +221,7 @@ def draw(chart: Chart, width: int, height: int, *, colour: bool, unicode: bool) 
         figure.draw(signal)
 
     (left, right), (bottom, top) = chart.limits
+    # Marks and faint points come first, since what is drawn later covers them.
     for mark in chart.marks:
         add([(mark, bottom), (mark, top)], "┊", "gray")
     for trace in chart.traces:

@@ -389,6 +389,7 @@ def question_options(command: F) -> F:
         return command(*args, **kwargs, question=Question(**chosen))
 
     adopted: F = _adopt(command, outer)
+    # Like decorators, which apply from the bottom up: --help lists them in the order above.
     for option in reversed(_QUESTION_OPTIONS.values()):
         adopted = option(adopted)
     return adopted

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 
 _RENDER = "'slurmtrain render SPEC' prints what would be submitted"
+# What other programs call a look before the act, such as sbatch's --test-only.
 _OTHER_WORDS = dict.fromkeys(("dry_run", "dryrun", "test_only", "print", "check"), _RENDER)
 
 
@@ -126,6 +127,7 @@ def submit_command(
         output.warn(previewed.notes)
         output.print_json(previewed.to_json()) if as_json else tables.print_preview(previewed)
         return 0
+    # With a key, submitting the same again is no mistake to ask about: it returns the first submission's runs.
     if not (yes or _is_affordable(workspace, loaded)) or (key is None and not _is_meant(workspace, loaded)):
         output.echo("nothing was submitted", err=True)
         return 1
@@ -214,6 +216,7 @@ def _print_submitted(workspace: Workspace, run_ids: Sequence[str], *, as_json: b
         elif run_ids:
             output.echo(*run_ids)
     except OutputError as error:
+        # The ids go into the error: whoever learned only that printing had failed would submit all of it again.
         raise SubmitFailed(f"{', '.join(run_ids)}: submitted, but {error}", run_ids) from error
 
 
@@ -374,6 +377,7 @@ def resume_command(
     if failed:
         if from_start or code or step is not None:
             raise click.UsageError("--failed excludes --from-start, --step and --code")
+        # click takes the first word alone for RUN: further runs end up among the KEY=VALUE arguments.
         names = [run, *(word for word in overrides if "=" not in word)]
         changes = [word for word in overrides if "=" in word]
         return _resume_failed(workspace, names, changes, (cancelled, dry_run, waits, as_json))

@@ -73,6 +73,7 @@ def status_command(
     if output.is_terminal(sys.stdout) and not for_programs:
         from rich.live import Live
 
+        # Without a thread of its own that draws: nothing changes between two looks.
         with Live(console=tables.console(), auto_refresh=False, screen=False) as live:
             while True:
                 selection = _look(workspace, question)
@@ -80,6 +81,7 @@ def status_command(
                 columns = tables.columns_of(lines, selection.fields, question.columns)
                 live.update(tables.screen(lines, columns, size, selection.cut), refresh=True)
                 time.sleep(interval)
+    # Both loops go on until Ctrl-C, or until the reader of a pipe is gone: main() has exit codes for these.
     while True:
         _print_selection(workspace, question, _look(workspace, question), as_csv=as_csv, as_json=as_json)
         sys.stdout.flush()
@@ -201,6 +203,7 @@ def print_run(run: dict[str, Any], *, each_node: bool = False) -> None:
     for name, value in _run_facts(run):
         if value and value != "-":
             output.paragraph(f"{name:<11} {value}", " " * _INDENT)
+    # One line about the run says it if all attempts executed the same code.
     has_one = len({attempt.get("code") for attempt in run["attempts"]}) <= 1
     for each in run["attempts"]:
         attempt = {**each, "code": None} if has_one else each

@@ -31,6 +31,7 @@ def delete_command(workspace: Workspace, names: tuple[str, ...], forget: bool, y
     from slurmtrain.ops.delete import delete, find_deletable
 
     runs = find_deletable(workspace, names, forget=forget)
+    # All is looked up before anybody is asked, so that the question can name the size of what goes.
     if runs and not yes:
         _confirm_deletion(runs, forget=forget)
     deleted = delete(workspace, runs, forget=forget)
@@ -231,10 +232,12 @@ def _print_runs_json(workspace: Workspace, run_ids: Sequence[str]) -> int:
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import runs_json
 
+    # Observed once more, since the marks have just been written.
     output.print_json(runs_json(workspace, observe(workspace, run_ids, ask_slurm=False).runs.fetch(run_ids)))
     return 0
 
 
+# Without a workspace: the commands of the group have their own.
 @click.group(epilog=options.examples("registry rebuild"))
 def registry_command() -> None:
     """Manage the registry, a projection of the run directories that can be deleted and rebuilt."""
@@ -322,6 +325,7 @@ local -a open=(${(M)completions:#*[=./]})
         """
 
 
+# Without a workspace: in ~/.bashrc it runs in any directory, and must not stumble over a mistake in a configuration.
 @click.command(epilog=options.examples("completion bash"))
 @click.argument("shell", type=click.Choice(["bash", "zsh", "fish"]))
 def completion_command(shell: str) -> int:

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from slurmtrain.ops.watch import WatchEvent, WatchHolder
     from slurmtrain.registry.rows import Listed
 
+# 128 and the number of SIGINT, as shells report a process that it ended.
 _INTERRUPTED = 130
 
 
@@ -43,6 +44,7 @@ def watch_command(workspace: Workspace, every: float, once: bool, as_json: bool)
     problems: list[str] = []
 
     def report(event: WatchEvent) -> None:
+        # Only for --once, whose exit code depends on it: a watch would collect them for months.
         if once and event.kind == "problem":
             problems.append(event.message)
         # A watch goes on if a line cannot be written, for example because the disk is full.
@@ -141,6 +143,7 @@ def cancel_command(
         runs = before.runs.fetch(run_ids)
         lines = [f"{run_id}  {runs[run_id].name}  {runs[run_id].state}" for run_id in run_ids]
         output.require_consent(f"cancel these {len(run_ids)} runs?", lines)
+    # Both before anything is cancelled: afterwards all have ended, and nothing waits for them.
     over = {run_id for run_id, listed in before.runs.fetch(run_ids).items() if listed.ended}
     waiting = open_dependents(workspace, before, run_ids)
     ended = cancel(workspace, run_ids, force=force)

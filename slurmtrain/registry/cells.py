@@ -42,6 +42,7 @@ def decode_as(text: str | None, annotation: str) -> Any:
         annotation: The type of the field, as in its class.
     """
     if text in _EMPTY:
+        # A new object each time, since whoever gets it may change it.
         return _EMPTY[text]()
     value = None if text is None else json.loads(text)
     # SQLite stores any value in any column, so that damage shows only here.
@@ -143,6 +144,7 @@ def read_sent(run: RunDir) -> list[Sent]:
         Sent(**each)
         for each in (trackers if isinstance(trackers, list) else ())
         if isinstance(each, dict)
+        # A newer version may have written fields that mean nothing here.
         and {"tracker", "uri"} <= each.keys() <= _SENT_TYPES.keys()
         and all(fits(value, _SENT_TYPES[name]) for name, value in each.items())
     ]

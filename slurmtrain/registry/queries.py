@@ -394,6 +394,7 @@ def partition_history(
     attempts = connection.execute(_attempts_since(executor, partition, since)).all()
     save = connection.execute(_last_save(run_id, name, executor)).one_or_none()
     lived = [
+        # The two times may be by clocks of different machines, which need not agree.
         AttemptSpan(max(0.0, row.until - row.started_at) * row.nodes, row.cause, json.loads(row.failures or "[]"))
         for row in attempts
     ]

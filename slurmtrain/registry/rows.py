@@ -42,6 +42,7 @@ class RowFormat(Generic[T]):
         stored = schema.stored_fields(record)
         self._types = {column.name: stored[column.name] for column in table.columns if column.name in stored}
         self.columns = (*(column.name for column in table.columns if column.name not in stored), *self._types)
+        # attrgetter returns a tuple only for two names or more: each table has at least that many.
         self._values = attrgetter(*self._types)
         self._json = [i for i, name in enumerate(self._types) if schema.is_json(table.c[name])]
         self._decoders = [(name, t if schema.is_json(table.c[name]) else "") for name, t in self._types.items()]
@@ -90,6 +91,7 @@ def run_row(run: Run, *, settled: bool, scanned: Sequence[int], revision: int) -
     shown = CHECKPOINTS.json_of(checkpoint) if checkpoint else None
     of_newest = (newest.job_id or None, newest.number, newest.cause, newest.nodes) if newest else (None, 0, None, [])
     *facts, nodes = of_newest
+    # 0 is also the time of a folder that does not exist: one that comes back has another, and the run is read again.
     return RUNS.row(run, *facts, as_cell(nodes), as_cell(shown), settled, *(scanned or (0, 0)), revision)
 
 
@@ -156,6 +158,7 @@ class _Columns:
     tags: list[str]
     git: dict[str, Any] | None
 
+    # Called for all names above: an annotation alone makes no attribute, and is there for type checkers.
     def __getattr__(self, name: str) -> Any:
         if name not in _LISTED:
             raise AttributeError(f"a run in a list has no {name!r}")

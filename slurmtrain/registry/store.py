@@ -61,6 +61,7 @@ def open_engine(address: Path | DatabaseUrl, *, create: bool = True) -> sa.Engin
     """
     if isinstance(address, Path):
         return sqlite.open_file(address, create=create)
+    # Imported here: it raises where psycopg is missing, which is an extra.
     from slurmtrain.registry.postgresql import open_server
 
     return open_server(address, create=create)
@@ -264,6 +265,7 @@ class Store:
         read, sent = self.ask(lambda db: queries.offsets(db, run_ids)), self.sent(run_ids)
 
         def is_behind(run_id: str, path: str, offset: int) -> bool:
+            # A run without any row has not been sent to anybody.
             return any(offset > each.offsets.get(path, 0) for each in sent[run_id].values()) if run_id in sent else True
 
         return [
@@ -333,6 +335,7 @@ class Store:
             finally:
                 self._engine = engine
             self._replace(damaged_value(error, self.address))
+        # This comes to an end: a file is replaced once, and what fails in memory is raised.
         return self._try(action)
 
     def _open(self) -> None:
@@ -402,6 +405,7 @@ def copy_rows(source: Path | DatabaseUrl, target: Path | DatabaseUrl) -> dict[st
     old, new = open_engine(source, create=False), open_engine(target)
     try:
         with reading(old) as reader, new.begin() as writer:
+            # Within the transaction that replaces the rows, so that no other command adds a run after this look.
             runs = [set(each.execute(sa.select(schema.run.c.id)).scalars()) for each in (reader, writer)]
             if others := sorted(runs[1] - runs[0]):
                 raise RegistryUnusable(
@@ -426,6 +430,7 @@ def _copy_table(reader: sa.Connection, writer: sa.Connection, table: sa.Table) -
     for rows in _batches(reader, table):
         read.add(rows)
         writer.exec_driver_sql(statement, rows)
+    # Read back before anything is committed: a difference undoes the whole copy.
     for rows in _batches(writer, table):
         written.add(rows)
     if (read.count, read.digest()) != (written.count, written.digest()):

@@ -67,6 +67,7 @@ class Transaction:
             try:
                 self.flush()
             except BaseException as failure:
+                # Rolled back: with a part of its rows, a run would look different from its journals.
                 self._transaction.__exit__(type(failure), failure, failure.__traceback__)
                 raise
         self._transaction.__exit__(*error)
@@ -87,6 +88,7 @@ class Transaction:
     @contextlib.contextmanager
     def savepoint(self, *errors: type[Exception]) -> Iterator[None]:
         """What is written inside is undone if one of these ``errors`` leaves it; others end the whole transaction."""
+        # What was collected so far belongs outside: a rollback to the savepoint must not take it along.
         self.flush()
         self._connection.exec_driver_sql("SAVEPOINT part")
         try:
@@ -111,6 +113,7 @@ class Transaction:
 
     def forget(self, run_id: str, source: str) -> None:
         """Delete what was read from a file that has shrunk, so that it is read again from its start."""
+        # Without its facts, the run is built from its events, since the old facts include some that are deleted here.
         self._connection.execute(schema.builder.delete().where(schema.builder.c.run_id == run_id))
         for table in (schema.event, schema.garbage):
             self._connection.execute(table.delete().where(table.c.run_id == run_id, table.c.source == source))
@@ -159,6 +162,7 @@ class Transaction:
             line: What survives now.
             before: What is stored.
         """
+        # A rollback may have taken all points of a metric.
         if gone := before.metrics.keys() - line.metrics.keys():
             table = schema.metric
             self._connection.execute(table.delete().where(table.c.run_id == run_id, table.c.name.in_(sorted(gone))))
@@ -238,6 +242,7 @@ class Transaction:
         """
         self.flush()
         ids = {"ids": json.dumps(list(run_ids))}
+        # Also what was sent to trackers: the directory has that too, should it come back.
         for table in schema.metadata.tables.values():
             self._connection.execute(_deletion(table), ids)
 

@@ -177,6 +177,7 @@ class FileTracker(Tracker):
 
     @classmethod
     def _directory_of(cls, settings: Mapping[str, Any], root: RunsRoot) -> Path:
+        # An absolute path, or one below a home directory, replaces the root.
         return root.path / Path(settings.get("dir") or cls.usual).expanduser() / cls.folder
 
     @contextlib.contextmanager
@@ -194,6 +195,7 @@ class FileTracker(Tracker):
 
 # They are changed, and marked with a hash: the same name always gets the same other one, and no two names get the same.
 
+# Part of every changed name at a tracker: with another number, runs that go on would have metrics under two names.
 _DIGITS = 12
 _MARK = re.compile(rf"-[0-9a-f]{{{_DIGITS}}}\Z")
 MARK_LENGTH = _DIGITS + 1
@@ -206,6 +208,7 @@ def is_marked(name: str) -> bool:
 
 def marked(text: str, name: str) -> str:
     """A ``text`` that a tracker takes, marked with a hash of the ``name`` that it stands for."""
+    # Names may have halves of characters, since JSON may: UTF-8 alone has no bytes for them.
     return f"{text}-{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:_DIGITS]}"
 
 
@@ -223,6 +226,7 @@ def _installed() -> Sequence[EntryPoint]:
 
 def _own(name: str) -> EntryPoint | None:
     """Slurmtrain's own tracker of this name, which packages never replace; None if there is none."""
+    # Known without a look at the entry points of all packages, which takes long.
     if name == _MLFLOW:
         from importlib.metadata import EntryPoint
 
@@ -257,6 +261,7 @@ def check_tracker(name: str) -> None:
         return
     if (own := _own(name)) is not None:
         package = own.load().package
+        # Looked for, not imported: that takes seconds for some.
         if package and find_spec(package) is None:
             raise UserError(f"the tracker {name} is not installed: pip install 'slurmtrain[{name}]'")
     elif len(_others(name)) > 1:
@@ -292,6 +297,7 @@ def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Trac
         TrackingError: There is none of this name, or it cannot be opened.
     """
     try:
+        # Once more: the environment may have lost a package since the run was submitted.
         check_tracker(name)
         point = _own(name) or _others(name)[0]
         tracker: Tracker = point.load()(settings, root)

@@ -63,6 +63,7 @@ _TAIL_LINES = 200
 _WIDE = 120
 # Lower screens have no pane.
 _LOWEST = 14
+# So many seconds a person who leaves the page waits for each look that is under way.
 _PATIENCE_S = 0.5
 # What keys do to the table of runs.
 _PAGE_ACTIONS = frozenset(
@@ -110,6 +111,7 @@ class TopApp(App[int]):
     def __init__(self, config: Config, interval_s: float) -> None:
         """``interval_s``: seconds between two looks at all runs."""
         super().__init__(ansi_color=True)
+        # The theme with the terminal's own colours, whose name depends on the version of textual.
         self.theme = next(name for name in ("ansi-dark", "textual-ansi") if name in self.available_themes)
         self.animation_level = "none"
         self._config = config

@@ -202,6 +202,7 @@ class Follower:
         if self._run is not None and now - self._read_at < self._interval_s:
             return None
         self._read_at = now
+        # Made here, in the thread that reads with it: a registry is not shared between threads.
         self._workspace = self._workspace or Workspace(self._config)
         observe(self._workspace, [subject.run_id], ask_slurm=False)
         run = self._workspace.store.load(subject.run_id)
@@ -220,6 +221,7 @@ class Follower:
                 choices = {False: Choice(rank=0, newest=subject.lines), **choices}
             self._readers = {is_all: LogReader(self._workspace, choice) for is_all, choice in choices.items()}
         for is_all, reader in self._readers.items():
+            # Each of many ranks may have so many lines; the page takes no more from all of them.
             lines = deque(reader.read(self._run, last=self._run.ended), maxlen=subject.lines)
             if reader.has_logs:
                 self._readers = {is_all: reader}
@@ -251,6 +253,7 @@ class Repeater(threading.Thread):
     def run(self) -> None:
         """Repeat the action."""
         while not self._is_over:
+            # Before the action, not after it: who wakes this thread meanwhile has it act once more.
             self._woken.clear()
             self._action()
             self._woken.wait(self._interval_s)

@@ -81,6 +81,7 @@ class Params:
 
     def add_to(self, rows: Sequence[Row]) -> list[Row]:
         """The ``rows`` with their parameters: unchanged rows are the same objects as last time."""
+        # By identity: a run that has changed has a new row, and comparing the contents of thousands would take longer.
         if len(rows) != len(self._rows) or any(map(operator.is_not, rows, self._rows)):
             names = differing([row.run["params"] for row in rows])
             if names != self._names:
@@ -147,6 +148,7 @@ ORDERS: Mapping[str, Callable[[Row], Any]] = {
     "newest": lambda _: 0,
     "name": lambda row: row.run["name"],
     "state": lambda row: RUN_STATES.index(row.run["state"]) if row.run["state"] in RUN_STATES else len(RUN_STATES),
+    # Without a total, a run counts as not begun.
     "progress": lambda row: -(row.run["step"] or 0) / (row.run["total_steps"] or math.inf),
     "ETA": lambda row: (row.run["eta_seconds"] is None, row.run["eta_seconds"]),
 }
@@ -194,6 +196,7 @@ def summary(rows: Iterable[Row]) -> str:
     return "  ".join(f"{counts[state]} {state}" for state in live_first) or "no runs"
 
 
+# In cells: the longest name, "checkpoint", and a blank.
 _LABEL = 11
 _METRICS_SHOWN = 12
 

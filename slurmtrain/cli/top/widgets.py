@@ -135,6 +135,7 @@ class LinesView(ScrollView, can_focus=True):
             return
         was_at_end = self.at_end or not self._lines
         self._lines.extend(new)
+        # Lines that have been dropped still count: to find the widest of the others, all would be measured again.
         self._widest = max(self._widest, *map(_line_width, new))
         self._resized()
         if was_at_end and self._starts_at_end:
@@ -155,6 +156,7 @@ class LinesView(ScrollView, can_focus=True):
         lines = self.lines
         for step in order:
             number = (top + step) % count
+            # Without colours, which may change in the middle of a word.
             if self.pattern.search(_COLOUR.sub("", lines[number])):
                 self.scroll_to(y=number, animate=False)
                 return True
@@ -237,6 +239,7 @@ class RunsTable(Widget, can_focus=True):
                         self.refresh(Region(x, 1 + place - self._top, width, 1))
                     x += width + GAP
             self._refresh_lines({cursor, self._cursor} if cursor != self._cursor else set())
+        # By id: a new row of the same run must not have the page read its logs from the beginning.
         if (self.selected and self.selected.id) != (selected and selected.id):
             self.post_message(self.Selected())
 
@@ -366,6 +369,7 @@ class TextScreen(Screen[None]):
         """``title``: the first line. ``lines``: printable. ``follows``: whether more of them will come."""
         super().__init__()
         self._title = title
+        # Kept until the screen is mounted: before that, there is no view to add them to.
         self._first = list(lines)
         self._follows = follows
 
@@ -474,6 +478,7 @@ class HelpScreen(TextScreen):
 
     def on_resize(self) -> None:
         """Fit the text to the width."""
+        # The last cell is the scroll bar's.
         self.view.set_lines(help_lines(self.size.width - 1))
 
 
@@ -482,6 +487,7 @@ class QuestionScreen(ModalScreen[bool]):
 
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("y", "answer(True)", show=False),
+        # Enter opens logs on the page: pressed once too often, it must not cancel a run.
         Binding("n,escape,q,enter", "answer(False)", show=False),
     ]
 

@@ -111,6 +111,7 @@ class Counters:
                 self._keep(workspace)
         except (OSError, PathError) as error:
             why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+            # Nothing could be read: the sums of the present runs, which may fall later, are better than none.
             if not self._is_loaded:
                 self._count(workspace, index)
             return f"counters cannot be kept, and may fall later: {why}"
@@ -156,6 +157,7 @@ class Counters:
         before = self._runs.get(run_id) or _Counted(place)
         now = merged(before.sums, sums)
         is_new = (before.place, before.sums, before.scanned) != (place, now, scanned) or run_id not in self._runs
+        # By differences, so that not all runs have to be added up each time.
         for where, values in now.items():
             totals, old = self._totals.setdefault(where, {}), before.sums.get(where, {})
             for name, value in values.items():
@@ -396,6 +398,7 @@ def collect(workspace: Workspace, counters: Counters, *, per_run: bool) -> Colle
     families["build_info"].add(1.0, version=__version__)
     observed = observe(workspace)
     index = observed.runs.index
+    # First, since it finds the places by which runs are counted below.
     problem = counters.update(workspace, index)
     families.add_states(Counter((row.state, counters.place_of(run_id)) for run_id, row in index.items()))
     families.add_totals(counters.totals)

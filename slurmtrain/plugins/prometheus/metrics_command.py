@@ -122,6 +122,7 @@ class LatestCollection:
         with self._lock:
             now = time.monotonic()
             if self._tried_at is None or now - self._tried_at >= self._interval_s:
+                # Noted before the attempt: if that fails, the next scrape must not repeat it at once.
                 self._tried_at = now
                 try:
                     collection = self._collect()
@@ -238,6 +239,7 @@ def metrics_command(
         return 0
     workspace = workspace.looking_again()
     labels = {"user": user_name(os.geteuid()), **labels}
+    # Before runs are read, which takes long the first time.
     if not as_json:
         check_client()
     if textfile is not None:
@@ -278,6 +280,7 @@ def _serve_metrics(workspace: Workspace, address: tuple[str, int], labels: dict[
         output.echo(f"http://{f'[{host}]' if ':' in host else host}:{bound}/metrics")
         output.echo("Ctrl-C ends it", err=True)
         with StopSignal() as stop:
+            # Any length would do: a signal ends the wait.
             while not stop.wait(3600.0):
                 pass
     return 0

@@ -40,6 +40,7 @@ def store_address(file: Path, *, locks: bool = True) -> str:
 
 
 _PREFIX = "sqlite:///"
+# In seconds: after a day, no draft of a store is still being made.
 _LITTER_S = 86400.0
 # While others migrate a store, its revision changes in less time than this.
 _STEP_S = 2.0
@@ -47,6 +48,7 @@ _STEP_S = 2.0
 # that nothing else in the database uses.
 _PATIENCE_S = 120
 _LOCK_KEY = 0x736C75726D6D6C66
+# By the texts of messages: MLflow passes on what drivers say, without their codes.
 _MIGRATED = re.compile(r"out-of-date database schema|Can't locate revision")
 _BROKEN = re.compile(r"not a database|malformed|already exists|no such (?:table|column)|duplicate column")
 _DENIED = re.compile(r"unable to open database|readonly database|disk I/O")
@@ -145,6 +147,7 @@ def _make_store(file: Path, make: Callable[[Path], object], *, is_private: bool)
             draft.chmod(_mode_in(file.parent, 0o600))
         make(draft)
         with contextlib.suppress(FileExistsError):
+            # Not renamed: that would replace the store of a faster process, which others may have written to by now.
             os.link(draft, file)
         fsync_directory(file.parent)
     finally:
@@ -187,6 +190,7 @@ def _only_maker(uri: str) -> Iterator[bool]:
     with create_engine(uri, poolclass=NullPool).connect() as connection:
         connection.execute(text(f"SET lock_timeout = '{_PATIENCE_S}s'"))
         connection.execute(text("SELECT pg_advisory_lock(:key)"), {"key": _LOCK_KEY})
+        # Asked again under the lock: whoever had it before has made the tables.
         yield not _revision(uri)[1]
 
 

@@ -47,6 +47,7 @@ from slurmtrain.tracking.to_mlflow.sending import Api, MetricLog
 from slurmtrain.tracking.tracker import TrackedPoint, TrackedRun
 
 _LINES = 1000
+# In seconds: the pause, which doubles with each failure in a row, its limit, and the limit of the last round.
 _PAUSE_S = 5.0
 _LONGEST_PAUSE_S = 300.0
 _LAST_S = 10
@@ -123,6 +124,7 @@ class LiveSender:
         # What was rolled back is for commands, which know what others have sent.
         shown = runs.open(TrackedRun(run, plan, self._directory), earlier, anew=False)
         if shown != earlier:
+            # Killed before this, the next process finds the same MLflow run by the choice that open() has stored.
             with command_journal(self._directory.journals, "mlflow") as journal:
                 journal.write(MlflowRunLinked(mlflow_run_id=shown, uri=uri))
         for note in runs.notes:
@@ -149,6 +151,7 @@ class LiveSender:
                 "the run was rolled back behind points that MLflow has: 'slurmtrain sync' begins it anew"
             )
         for batch in settlement.batches(_LINES):
+            # Before the request: if this process is killed meanwhile, sync has to know what the server may have.
             self._note(to.place.before(batch))
             self._log(batch)
             to = self._note(to.place.after(batch))
@@ -233,6 +236,7 @@ class LiveLoop:
                 self._begun("")
             self._report(str(error))
         busy_s = time.process_time() - began
+        # A round that took much of the processor is followed by a pause so long that its share is kept.
         return max(min(_PAUSE_S * 2.0**self._failures, _LONGEST_PAUSE_S), busy_s / _SHARE)
 
     def _report(self, problem: str) -> None:
@@ -252,6 +256,7 @@ def _print_line(text: str) -> None:
 
 def run_sender() -> None:
     """Send until standard input ends, and then what is left."""
+    # What ends the job reaches all of its processes, and the last metrics are sent only after that.
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
     # The agent started this process with these signals blocked.

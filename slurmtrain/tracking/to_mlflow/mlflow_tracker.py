@@ -30,6 +30,7 @@ _QUIET = {
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
 }
 _ARTIFACTS_TAG = "slurmtrain.artifacts"
+# A larger file is not sent at all: half of a plan or a difference is of no use.
 _MOST_BYTES = 4 << 20
 # What tells versions of a model apart: the same weights in another format, or another module of the same checkpoint.
 _IDENTITY = ("slurmtrain.hash", "slurmtrain.object", "slurmtrain.format")
@@ -48,6 +49,7 @@ class MlflowTracker(Tracker):
         # No telemetry, no printing, no waiting for minutes for a server that is down, unless the user says otherwise.
         for name, value in _QUIET.items():
             os.environ.setdefault(name, value)
+        # After the variables are set: importing MLflow already sets up its telemetry.
         import mlflow
         from mlflow import entities
         from mlflow.exceptions import MlflowException
@@ -117,6 +119,7 @@ class MlflowTracker(Tracker):
             note += (str(error).splitlines() or [""])[0]
             if note not in self.notes:
                 self.notes.append(note)
+        # Also after a refusal: otherwise each sync would upload the same files in vain.
         self._client.set_tag(shown.info.run_id, _ARTIFACTS_TAG, f"{sent} {outcome}")
 
     def ensure_model(self, name: str) -> None:
@@ -150,6 +153,7 @@ class MlflowTracker(Tracker):
                 return str(version.version)
         folder = f"model/{hashlib.sha256(repr(identity).encode()).hexdigest()[:16]}"
         with _registering(f"the MLflow store does not take the file {file.name}"):
+            # The file before its version: after a kill in between, the next try puts it into the same folder again.
             self._client.log_artifact(mlflow_id, str(file), folder)
         with _registering(f"the model registry of the MLflow store does not take the model {name!r}"):
             source = f"{self._client.get_run(mlflow_id).info.artifact_uri}/{folder}"

@@ -22,7 +22,9 @@ from types import SimpleNamespace
 from typing import Any, NamedTuple
 from urllib.parse import urlencode, urlsplit, urlunsplit
 
+# In seconds, for each request: as long as MLflow's own client is given (mlflow_tracker).
 _TIMEOUT_S = 10.0
+# Bytes: whatever it is that answers, it must not use up the memory of a job.
 _LONGEST_ANSWER = 1 << 24
 
 
@@ -119,6 +121,7 @@ class RestClient:
             max_results: The largest number of runs.
             order_by: Their order, in MLflow's words.
         """
+        # Only the first page: nobody here looks for more than a few runs.
         answer = self._post(
             "runs/search",
             experiment_ids=list(experiment_ids),

@@ -34,6 +34,7 @@ from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.system.journal_files import JournalFile, read_pieces
 from slurmtrain.tracking.tracker import MARK_LENGTH, TrackedPoint, is_marked, marked
 
+# MAX_ENTITY_KEY_LENGTH in mlflow.utils.validation.
 _LONGEST = 250
 _ILLEGAL = re.compile(r"[^\w\-. :/]")
 # Error codes of MLflow (mlflow/exceptions.py) that are about what was sent.
@@ -125,6 +126,7 @@ class Sender(Generic[S]):
             if len(names) == 1:
                 self._send_one_name(items)
                 return
+            # Divided by names: all values of a name stay together, since it is a name that a store refuses.
             first = set(list(names)[: len(names) // 2])
             self.send([item for item in items if item.name in first])
             self.send([item for item in items if item.name not in first])
@@ -426,6 +428,7 @@ def changing_tags(run: Run) -> dict[str, str]:
     """The tags that change while a run goes on."""
     ended = next((attempt for attempt in reversed(run.attempts) if attempt.cause), None)
     number = run.newest.number if run.newest else 0
+    # Empty values are sent, too: each has to replace what was there before.
     tags = {
         "slurmtrain.state": run.state,
         "slurmtrain.reason": run.reason,
@@ -466,6 +469,7 @@ def best_checkpoint(run: Run, best: BestSpec | None) -> Checkpoint | None:
     valued = [
         (sign * value, each.step or 0, each)
         for each in run.on_disk
+        # What is not a number differs from itself, and would be the best or not by its place in the list.
         if each.complete and (value := each.metrics.get(best.metric)) is not None and value == value
     ]
     return max(valued, key=lambda ranked: ranked[:2])[2] if valued else None

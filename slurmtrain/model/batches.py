@@ -63,6 +63,7 @@ class Division:
 
     def next_batch(self, position: DataPosition) -> StepBatch:
         """The batch that comes after a ``position``. An epoch must have at least one."""
+        # A checkpoint after the last batch of an epoch has a position that has nothing behind it.
         if self.is_end(position):
             position = DataPosition(position.epoch + 1)
         stop = min(position.consumed + self.batch_size, self.length)
@@ -90,6 +91,7 @@ class Division:
         while not self.is_end(position):
             batches.append(self.next_batch(position))
             position = batches[-1].end
+        # A rank without a sample would have no batch to compute, while the others wait for it in a collective.
         if len(batches) > 1 and batches[-1].size < ranks:
             last = batches.pop()
             batches[-1] = StepBatch(epoch, batches[-1].start, last.stop)
@@ -112,7 +114,9 @@ def divide(size: int, shares: Sequence[int]) -> tuple[int, ...]:
         return tuple(int(rank < size) for rank in range(ranks))
     # A sample of each rank is set aside, so that rounding leaves none without.
     spare = [share - 1 for share in shares]
+    # Shares of one sample each have nothing to spare.
     weights = spare if any(spare) else shares
+    # In whole numbers: each rank divides by itself, and all must come to the same result.
     bounds = [(size - ranks) * sum_before // sum(weights) for sum_before in accumulate(weights, initial=0)]
     return tuple(1 + stop - start for start, stop in pairwise(bounds))
 

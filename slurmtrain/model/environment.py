@@ -294,6 +294,7 @@ def places(environ: Mapping[str, str], own: Collection[str]) -> dict[str, str]:
     return {
         name: value
         for name, value in sorted(environ.items())
+        # A value with a line break would end its line of the batch script.
         if (option := option_of(name)) in PLACES and option not in own and value.isprintable() and value.strip()
     }
 

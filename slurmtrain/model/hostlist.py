@@ -104,4 +104,5 @@ def _ranges(numbers: Sequence[str]) -> Iterator[str]:
 
 def natural_sort_key(name: str) -> tuple[tuple[int, str], ...]:
     """A key that sorts node2 before node10."""
+    # Pairs of the same types throughout, since a number cannot be compared with text.
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part)

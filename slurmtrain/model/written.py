@@ -26,6 +26,7 @@ class WrittenInt(WrittenNumber, int):
 
     def __new__(cls, value: int = 0, written: str = "") -> Self:
         """The number ``value``; ``written``: its text, empty for Python's own."""
+        # Copies and pickles call this with the number alone, and set the text afterwards.
         self = int.__new__(cls, value)
         self.written = written or int.__repr__(value)
         return self
@@ -43,6 +44,7 @@ class WrittenFloat(WrittenNumber, float):
 
 def as_written(value: Any, text: str) -> Any:
     """A value that was written as ``text``; only a number that Python writes in another way remembers that."""
+    # Almost all numbers are written as Python writes them: these stay of its own types, and cost nothing further.
     if isinstance(value, bool) or not isinstance(value, int | float) or repr(value) == text:
         return value
     return WrittenInt(value, text) if isinstance(value, int) else WrittenFloat(value, text)
@@ -72,6 +74,7 @@ def texts_as_json(value: Any) -> list[list[str]]:
     """How the numbers in plain data were written, for a JSON document beside them: rows of keys and the text."""
     if isinstance(value, WrittenNumber):
         return [[value.written]]
+    # A row has its keys apart: if they were joined by dots, a key with a dot could mean two places.
     inside = (
         value.items() if isinstance(value, Mapping) else enumerate(value if isinstance(value, list | tuple) else ())
     )
@@ -91,6 +94,7 @@ def remembering(value: Any, rows: object) -> Any:
         raise ValueError("what says how numbers were written is no list")
     texts = {}
     for row in rows:
+        # It comes from a file, a plan or a journal, where anything may stand.
         if not (isinstance(row, list | tuple) and len(row) > 1 and all(isinstance(each, str) for each in row)):
             raise ValueError(f"this does not say how a number was written: {row!r}")
         texts[tuple(row[:-1])] = row[-1]

@@ -24,6 +24,7 @@ from slurmtrain.system.owned_files import follow_links, open_regular
 from slurmtrain.system.yaml_file import YamlDocument, decode_text, parse_yaml, write_yaml
 
 KEY = "extends"
+# Beyond these it is surely a mistake. A base that two files extend is read twice, so that few files can become many.
 _DEEPEST = 10
 _MOST_FILES = 100
 # Stands for a value that a later file takes away.
@@ -62,6 +63,7 @@ def compose(text: str, name: str, folder: Path, file: Path | None = None) -> Com
     if layers.mistakes:
         raise SpecError(layers.mistakes)
     merged = merge_documents(layers.documents)
+    # A line break in the name of a file would end the comment.
     names = ("".join(char if char.isprintable() else "?" for char in each.name) for each in layers.documents)
     sources = "".join(f"# composed of {name}\n" for name in names)
     return Composition(merged, sources + write_yaml(merged.data), tuple(layers.bases))
@@ -98,6 +100,7 @@ class _Layers:
 
     def _add_base(self, path: Path, name: str, chain: Sequence[str]) -> None:
         """Add a base and all that it extends. Raises PathError, and ValueError with why it cannot be extended."""
+        # Without links, so that a file that extends itself is recognised by any of its names.
         resolved = os.path.realpath(path)
         if resolved in chain:
             files = " -> ".join(Path(each).name for each in (*chain[chain.index(resolved) :], resolved))
@@ -213,6 +216,7 @@ def _plain_value(value: Any, at: tuple[str, ...], mistakes: list[Mistake]) -> An
         return {str(key): _plain_value(each, (*at, str(key)), mistakes) for key, each in value.items()}
     elif isinstance(value, list | tuple):
         return [_plain_value(each, (*at, str(index)), mistakes) for index, each in enumerate(value)]
+    # Before numbers, since True is one to Python.
     elif value is None or isinstance(value, bool):
         return value
     elif isinstance(value, str | os.PathLike):

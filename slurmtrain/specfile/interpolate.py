@@ -113,6 +113,7 @@ def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
     return None
 
 
+# Made when it is first needed: most specs do without omegaconf, which takes long to import.
 @cache
 def _number_node() -> type:
     """The node of a number that remembers how it was written, which omegaconf's own nodes refuse."""
@@ -155,6 +156,7 @@ class _Resolver:
         return None
 
     def _reason(self, error: Exception) -> str:
+        # The lines after the first name types of omegaconf, and say nothing to users.
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
         if variable := _NO_VARIABLE.search(message):
             return (

@@ -34,6 +34,7 @@ def json_schema() -> dict[str, Any]:
 def texts_of_keys(cls: type) -> Mapping[str, str]:
     """The docstrings of the fields of a dataclass, by their names."""
     texts: dict[str, str] = {}
+    # Bases first, so that a field which a class defines anew has the text of that class.
     for each in reversed(cls.__mro__[:-1]):
         [definition] = ast.parse(textwrap.dedent(inspect.getsource(each))).body
         assert isinstance(definition, ast.ClassDef)

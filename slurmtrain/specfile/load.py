@@ -161,6 +161,7 @@ class _Machine:
     site: SiteRules
     experiment: str | None = None
     planned: Spec | None = None
+    # Resolving a path takes system calls, and the runs of a sweep mostly have the same.
     _directories: dict[str | None, Path] = field(default_factory=dict, init=False, repr=False)
 
     def directory(self, workdir: str | None) -> Path:
@@ -294,6 +295,7 @@ def replan(
     Raises:
         SpecError: Lists all mistakes.
     """
+    # Not planned anew, since a newer version might make another plan of the same template.
     if not overrides:
         return PlannedRun(plan, (), {})
     # No lines: mistakes can only be in the overrides, as the template was read before.

@@ -253,6 +253,7 @@ class Mistakes:
         """Mistakes in the spec's own file come first, then in files that it extends, then on the command line."""
         if mistake.where.startswith("command line"):
             return True, True, "", 0
+        # At the last colon: the name of a file may have colons itself.
         file, _, line = mistake.where.rpartition(":")
         return False, file != self._document.name, file, int(line)
 
@@ -301,6 +302,7 @@ class SpecInputs:
             plan: the plan.
             point: what the sweep sets in it.
         """
+        # Below, "plan" stands for the default of a key that has none, since no value equals it.
         defaults = dict(_plain_leaves(write_spec(Spec()), ()))
         return [
             ValueSource(".".join(path), value, *self._source(path, point, is_default=defaults.get(path, plan) == value))
@@ -310,6 +312,7 @@ class SpecInputs:
     def _source(self, path: KeyPath, point: Point, *, is_default: bool) -> tuple[str, str]:
         """The origin and the place of a value."""
         unset = ("default" if is_default else "derived", "")
+        # In the order of _plan_all(): the sweep wins over overrides, and these over the file; the last of a kind wins.
         for key, swept in reversed(list(point.items())):
             at, value = whole_value(Override(tuple(key.split(".")), swept.value, ""))
             if path[: len(at)] == at:

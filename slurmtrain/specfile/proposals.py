@@ -222,6 +222,7 @@ def _as_spec(text: str, name: str) -> str:
         else:
             rest.append(f"# not translated: --{option}{'' if value is True else f'={value}'}: {advice or 'unknown'}\n")
     # What cannot be a value of its key is left out: the whole must be a spec.
+    # Several times, since a key that is gone may bring up another mistake.
     for _ in _KEYS:
         for path, _ in read_all(Section(Spec), spec)[1]:
             rest.append(f"# not translated: {'.'.join(path)}\n")

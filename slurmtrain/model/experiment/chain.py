@@ -91,6 +91,7 @@ class Reference:
 
 def parse_reference(text: str) -> Reference:
     """The reference whose text between ``${run.`` and ``}`` this is. Raises ValueError."""
+    # Names of runs and of metrics may have dots: the first ".metrics." parts them, else the last dot does.
     run, dot, field = text.partition(_METRIC) if _METRIC in text else text.rpartition(".")
     if dot == _METRIC and field:
         field = f"metrics.{field}"
@@ -114,6 +115,7 @@ def references(value: object) -> Iterator[Reference]:
     """The references in texts, lists and mappings, without invalid ones."""
     for _, text in texts_in(value):
         for match in _REFERENCE.finditer(text):
+            # An invalid one is reported by escape_references(), when the spec is interpolated.
             with contextlib.suppress(ValueError):
                 yield parse_reference(match[1])
 
@@ -127,6 +129,7 @@ def dependencies_of(spec: Spec) -> list[Dependency]:
     """The runs that must end before a run of this spec: runs in ``after``, and runs that its references name."""
     named = {dependency.name: dependency for dependency in map(parse_dependency, spec.after)}
     for reference in references_of(spec):
+        # The condition in "after" wins: by a reference alone, the run must complete.
         named.setdefault(reference.run, Dependency(reference.run))
     return list(named.values())
 

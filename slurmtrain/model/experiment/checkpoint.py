@@ -142,6 +142,7 @@ def step_by_pattern(pattern: str, path: str) -> int | None:
     if match is None:
         return None
     digits = match[_STEP if _STEP in match.re.groupindex else 1]
+    # A group that took no part in the match is None.
     return int(digits) if digits is not None and digits.isdecimal() else None
 
 
@@ -199,6 +200,7 @@ def _check_run(name: str) -> None:
 
 def _read_step(value: object) -> int | str:
     """A step, or the word for the best one. Raises ValueError."""
+    # From the short form RUN:STEP it comes as text.
     if isinstance(value, str) and value.isdecimal():
         value = int(value)
     if value == BEST or (isinstance(value, int) and not isinstance(value, bool) and value > 0):
@@ -221,6 +223,7 @@ class StartFromSpec:
     @staticmethod
     def expand(value: object) -> object:
         """The keys that `RUN`, `RUN:STEP` or `RUN:best` stands for; another ``value`` unchanged."""
+        # An id of digits only is a number to YAML.
         if isinstance(value, bool) or not isinstance(value, str | int | float):
             return value
         match = _WORDS.fullmatch(str(value))

@@ -15,6 +15,7 @@ from slurmtrain.model.experiment.kinds import Conflict, Items, Scalar, choice, t
 from slurmtrain.model.experiment.values import parse_size, write_size
 
 _HEX = frozenset("0123456789abcdef")
+# In hex digits, of git's SHA-1 and SHA-256.
 _LENGTHS = (40, 64)
 _REFERENCES = "refs/"
 
@@ -145,6 +146,7 @@ def link_target(path: str, target: str, root: str) -> str:
         return place if not target.startswith("/") else target
     if not target.startswith("/"):
         return target
+    # Relative, so that it leads into the copy: as an absolute path it would lead into the repository.
     return posixpath.relpath(place, posixpath.join(root, posixpath.dirname(path)))
 
 
@@ -193,6 +195,7 @@ class CodeManifest:
     @classmethod
     def sorted(cls, files: Iterable[CodeFile]) -> CodeManifest:
         """The manifest of these files, which may be in any order."""
+        # In a fixed order, since the hash of the manifest names the snapshot.
         return cls(sorted(files))
 
     def to_bytes(self) -> bytes:

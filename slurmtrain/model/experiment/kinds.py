@@ -398,6 +398,7 @@ class Key(NamedTuple):
         return self.field.default if factory is MISSING else factory()
 
 
+# Evaluating the annotations of a class takes longer than reading a section.
 @cache
 def keys_of(cls: type) -> Mapping[str, Key]:
     """The keys of a section, by name, from the annotations of its dataclass."""

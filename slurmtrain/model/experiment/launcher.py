@@ -238,6 +238,7 @@ def counts_of_command(command: str, written: Collection[str]) -> dict[str, tuple
     }
     option, total = numbers.pop("all", ("", 0))
     nodes = numbers.get("nodes", ("", 1))[1]
+    # Where the spec has a number of nodes, that is not known here, and the total cannot be divided.
     if total and "nodes" not in written and total % nodes == 0:
         numbers["procs_per_node"] = (option, total // nodes)
     decided = {*written, *(["procs_per_node"] if "gpus_per_node" in written else [])}
@@ -423,6 +424,7 @@ def calls_in(text: str) -> list[LauncherCall]:
             continue
         for match in _CALL.finditer(line.split(" #")[0]):
             name = match["plain"] or match["module"] or "accelerate launch"
+            # With this option, a step of srun shares the resources of the run's own step, and does not wait.
             if name != "srun" or "--overlap" not in line:
                 lines.setdefault(name, number)
     return [LauncherCall(name, line) for name, line in lines.items()]

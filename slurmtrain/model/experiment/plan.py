@@ -114,6 +114,7 @@ class Plan:
         return [self] if specs == [self.spec] else [replace(self, spec=spec) for spec in specs]
 
     def _same_content(self, plan: Plan) -> Plan:
+        # Plans are frozen, and these are caches that do not count in comparisons.
         object.__setattr__(plan, "_content", self._content)
         object.__setattr__(plan, "_hash", self._hash)
         return plan

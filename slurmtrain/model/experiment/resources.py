@@ -153,6 +153,7 @@ GpuType = Annotated[str, text("type of GPU", _check_type)]
 
 def parse_gpus(text: str) -> tuple[str, int]:
     """The type and the number in a text such as ``h100:4``. Raises ValueError with what to write instead."""
+    # People copy what stands before the type from --gres: the message then says what to write instead.
     bare = re.sub(r"^(gres[/:])?gpu:", "", text.strip())
     match = _TYPED.fullmatch(bare)
     if match is not None and _NAME.fullmatch(match["type"]) and bare == text.strip():

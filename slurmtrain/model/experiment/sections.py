@@ -392,6 +392,7 @@ class PluginSettings:
         if value is not None and not isinstance(value, Mapping):
             report(at, str(expected(f"a {self.text}", value)))
             return {}
+        # Like parameters, since they are recorded too: secrets are refused.
         return dict(ParamKind().read(dict(value or {}), at, report))
 
     def write(self, value: Any) -> object:
@@ -444,6 +445,7 @@ class ScriptMetricsSpec:
         """Keys that contradict each other, and why."""
         if self.pattern is not None and self.file is not None:
             yield "file", "'file' and 'pattern' exclude each other: metrics are read either from a file or from the log"
+        # If both are missing, require() has reported it.
         if self.file is not None or self.pattern is None:
             return
         groups = re.compile(self.pattern).groupindex

@@ -150,6 +150,7 @@ class MeshSpec:
     def is_whole(self) -> bool:
         """Whether each size is a number, and at most one of them is to be the rest."""
         sizes = (self.pp, self.dp, self.tp)
+        # A size that cannot be read is None.
         return None not in sizes and sizes.count(REST) <= 1
 
     def conflicts(self) -> Iterator[Conflict]:
@@ -531,6 +532,7 @@ def _layout_conflicts(strategy: StrategySpec, least: int, ranks: NodeRanks) -> I
     if not strategy.layout.is_whole:
         return
     most = len(ranks.counts)
+    # An attempt may get any number of nodes in this range.
     for count in range(least, most + 1):
         try:
             pp = strategy.layout.sizes(sum(ranks.counts[:count])).pp
@@ -579,6 +581,7 @@ def crossing_layers(strategy: StrategySpec, ranks: NodeRanks) -> str | None:
         ranks: The processes of each node, if an attempt has as many nodes as it may.
     """
     tp = strategy.layout.sizes(ranks.world_size).tp
+    # Neighbouring ranks share a layer, so that it stays on one node if tp divides the ranks of each.
     if len(ranks.counts) == 1 or not any(count % tp for count in ranks.counts):
         return None
     return (

@@ -46,6 +46,7 @@ class Pack:
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> Pack:
         """Read what :meth:`to_dict` returned."""
+        # It may come from a damaged journal, and others divide by it.
         return cls(max(1, int(plain["runs"])), bool(plain.get("share_gpu")))
 
     @property
@@ -172,6 +173,7 @@ def _same(first: Any, other: Any) -> bool:
 def varying_keys(points: Sequence[Point]) -> list[str]:
     """The keys that differ between runs, by first appearance."""
     keys = dict.fromkeys(key for point in points for key in point)
+    # By repr(), since values may be lists, and 1, 1.0 and True are equal.
     return [key for key in keys if len({repr(point[key].value) if key in point else None for point in points}) > 1]
 
 
@@ -193,9 +195,11 @@ def read_sweep(
     if section.get("search") is not None:
         return reader.read_search(max_runs)
     sweep = reader.read()
+    # Counted and not expanded: a mistyped range may stand for billions of runs.
     if sweep.count > max_runs:
         why = f"{sweep.count} runs are more than the {max_runs} that one sweep may have"
         report((), f"{why}; 'sweep_max_runs' in slurmtrain.yaml changes that")
+        # For its first combination, by which mistakes in the rest of the spec are found too.
         return Sweep(sweep.factors)
     if sweep.exclude and not sweep.expand():
         report(("exclude",), f"these rules exclude all of the {sweep.count} runs")
@@ -206,6 +210,7 @@ class _Reader:
     """Reads one section."""
 
     def __init__(self, section: Mapping[str, Any], report: Report, check_key: Callable[[str], None]) -> None:
+        # YAML reads some keys as numbers.
         self._section = {str(key): value for key, value in section.items()}
         self._mistaken = False
         self._report_on = report
@@ -234,6 +239,7 @@ class _Reader:
         exclude = [point for _, point in self._points("exclude")]
         include = [point for _, point in self._points("include")]
         for swept in (swept for rule in exclude for swept in rule.items()):
+            # After another mistake, the key may only seem to be missing.
             if swept[0] not in self._owner and not self._mistaken:
                 self._report(swept[1].at, f"no run can be excluded by {swept[0]!r}, which the sweep does not vary")
         for index, point in enumerate(include):
@@ -402,6 +408,7 @@ class _Reader:
             return []
         choices = [drawn.choices for drawn in keys.values()]
         different = math.prod(each for each in choices if each is not None)
+        # Otherwise _draw_runs() would give up, and repeat runs.
         if None not in choices and different < samples:
             self._report(("samples",), f"there are only {different} different runs to draw, and not {samples}")
             return []

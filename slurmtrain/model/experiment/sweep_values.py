@@ -35,6 +35,7 @@ from slurmtrain.model.experiment.kinds import (
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
 # An argument: in quotes, or anything without quotes, commas and brackets.
 _ARGUMENT = re.compile(r"""\s*("[^"]*"|'[^']*'|[^,"'()\[\]{}]*[^,"'()\[\]{}\s])\s*""")
+# So many digits always fit into 64 bits.
 _INTEGER = re.compile(r"[+-]?\d{1,18}")
 _NUMBER = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d+)?")
 _WORDS = {"true": True, "false": False, "null": None}
@@ -208,6 +209,7 @@ def _spaced(arguments: Sequence[str], *, log: bool) -> ListedValues:
 
 def _between(first: Decimal, last: Decimal, part: Decimal, whole: Decimal) -> float:
     """The number at ``part`` of ``whole`` on a logarithmic scale."""
+    # In decimal, since powers of floats differ between C libraries in their last digit.
     exponent = _DIGITS.divide(part, whole)
     ratio = _DIGITS.divide(last, first)
     return float(_DIGITS.multiply(first, _DIGITS.power(ratio, exponent)))
@@ -367,6 +369,7 @@ class SearchSpec(SearchKeys):
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
+        # "larger" says no more than "mode", but from_dict() goes by it, as the first records have it alone.
         space = {key: each.to_dict() for key, each in self.space.items()}
         return {"space": space, "larger": self.larger, **Section(SearchKeys).write(self)}
 

@@ -125,6 +125,7 @@ def parse_size(value: object) -> int:
 
 def write_size(count: int) -> str:
     """A size in bytes, a multiple of 1 KiB, in the largest unit without a remainder. :func:`parse_size` reads it."""
+    # There always is one, since sizes are multiples of 1 KiB.
     unit = next(unit for unit in reversed(_UNITS) if count % _UNITS[unit] == 0)
     return f"{count // _UNITS[unit]}{unit}B"
 

@@ -481,6 +481,7 @@ def _amend_by_kernel(report: ExitReport, kernel: KernelEvidence) -> ExitReport:
 
 
 def _amend_by_lost_nodes(report: ExitReport, lost: LostNodes) -> ExitReport:
+    # Only Slurm can tell which caused the other: the StopCause that follows decides.
     if report.signal is not None:
         return replace(report, evidence={**report.evidence, "gone": list(lost.names)})
     if report.cause == "completed":
@@ -488,6 +489,7 @@ def _amend_by_lost_nodes(report: ExitReport, lost: LostNodes) -> ExitReport:
     return ExitReport(
         cause="node_fail",
         reason=_describe_gone(lost.names),
+        # Ranks notice a lost node before its agent counts as gone.
         failed_at=report.failed_at or lost.at,
         without=lost.hosts,
     )

@@ -151,6 +151,7 @@ def choose_interval(
     if stall_s is None and history.stall_s is not None:
         stall_s, save_s = history.stall_s, history.save_s
     interruptions = history.interruptions
+    # A preemption that leaves too little time for a save costs as much work as one without notice.
     ahead = bool(history.announced) and fits_grace(save_s or history.save_s, history.grace_s) is False
     if ahead:
         interruptions += history.announced
@@ -370,6 +371,7 @@ def steps_to_agreement(step_s: float, previous: int, *, saving: bool = False) ->
     doubles each time: ``previous`` is the last one.
     """
     limit = int((AGREE_SAVING_S if saving else AGREE_S) / step_s) if step_s > 0 else previous * 2
+    # A single step that was short by chance must not put a stop request off for long.
     return max(1, min(limit, previous * 2))
 
 

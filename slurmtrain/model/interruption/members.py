@@ -116,6 +116,7 @@ class Stage:
         """The stage that follows if this one could not begin: the agents that were there before go on alone."""
         staying = [place for place, number in enumerate(self.roster) if number in self.before]
         return Stage(
+            # A number of its own, since it names the rendezvous file of the stage and the journals of its ranks.
             round=self.round + 1,
             roster=tuple(self.roster[place] for place in staying),
             hosts=tuple(self.hosts[place] for place in staying) if self.hosts else (),
@@ -170,6 +171,7 @@ def is_worthwhile(now: int, then: int, *, cost_s: float, left_s: float | None) -
 
 def pause_before_request(requests: int) -> float:
     """How many seconds to wait before requesting nodes again, after so many ``requests`` that are over."""
+    # The exponent is bounded, since a large power of 2.0 raises OverflowError.
     return 0.0 if requests == 0 else min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(requests - 1, 16))
 
 
@@ -184,5 +186,6 @@ def choose_members(allocated: int, count: Nodes, *, lost: Collection[int], blame
     if 0 not in alive or len(alive) < count.min:
         return None
     good = [node for node in alive if node not in often]
+    # Nodes that fail often are still better than too few nodes.
     chosen = good if len(good) >= count.min else [*good, *(node for node in alive if node in often)][: count.min]
     return sorted(chosen[: count.max])

@@ -148,6 +148,7 @@ def requeue_findings(cluster: Cluster, job: JobFacts) -> list[SiteFinding]:
         text = f"a requeued job is held for {format_span(cluster.requeue_delay_s)} before it may start"
         fix = "an administrator may set a shorter cred_expire in AuthInfo; resources.spares avoids the requeue"
         findings.append(SiteFinding("ok", "AuthInfo", text, fix))
+    # Slurm does this without asking the agent, whose policy would end a run that keeps failing.
     if cluster.requeue_exit:
         text = f"Slurm itself requeues jobs that exit with {cluster.requeue_exit} (RequeueExit), crashed ones too"
         fix = "an administrator should leave RequeueExit empty: requeue.max_failures does not count such starts"
@@ -179,6 +180,7 @@ def preemption_findings(cluster: Cluster, preemption: Preemption) -> list[SiteFi
         text = f"a preempted job gets SIGUSR2 in place of SIGTERM ({cluster.user_signal}); both are understood"
         findings.append(SiteFinding("ok", "PreemptParameters", text))
     if preemption.grace_s > 0 and cluster.version is not None:
+        # Versions of Slurm have two digits behind the dot, as in 24.05.
         name = "{}.{:02}".format(*cluster.version)
         text = f"Slurm {name} does not requeue a job that exits within its grace; the agent does so before it ends"
         if cluster.version >= _COUNTS_EXITS:
@@ -211,6 +213,7 @@ def save_findings(cases: Sequence[InterruptionCase], setting: str, job: JobFacts
             text = f"the last save took {save}, and fits into the {allowed} of a {case.event}"
             findings.append(SiteFinding("ok", "save", text))
             continue
+        # Without the margin of fits_grace(): only a save that certainly does not fit is a failure.
         late = job.save_s > case.seconds
         effect = "the work since the last checkpoint is lost" if late else "it may not finish in time"
         text = f"the last save took {save}, and a {case.event} leaves {allowed}: {effect}"

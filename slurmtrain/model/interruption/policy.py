@@ -143,6 +143,7 @@ class PriorEnd:
     @classmethod
     def from_restart(cls, plain: Mapping[str, Any], at: float) -> PriorEnd:
         """The end of ranks that were restarted in place at time ``at``; ``plain`` is the result of :meth:`to_dict`."""
+        # Of a journal of another version: unknown keys are ignored, missing ones have their defaults.
         fields = {name: plain[name] for name in cls._JOURNALED if name in plain}
         return cls(**{**fields, "at": at, "in_place": True})
 
@@ -258,6 +259,7 @@ def prior_ends(
     as an agent knows it before it is journaled. ``latest_attempt``: the key of its attempt; a journaled end of that
     attempt is ignored, since other nodes may have journaled it already.
     """
+    # Whoever starts a run again by hand may have cured it: earlier ends count no longer.
     by_hand = max(
         (i for i, attempt in enumerate(attempts) if attempt.asked_by != "sync" and not attempt.restart), default=0
     )
@@ -498,6 +500,7 @@ def _advanced(history: Sequence[PriorEnd], index: int) -> bool:
     """
     past = history[index]
     if past.left is not None:
+        # One that was there before is no progress, even if it is the newest again.
         earlier = {fingerprint for end in history[:index] for fingerprint in (end.began_from, end.left)}
         return past.left not in {past.began_from, *earlier}
     before = history[index - 1].committed if index else 0

@@ -77,6 +77,7 @@ class Chart:
 
 
 def _widened(low: float, high: float) -> tuple[float, float]:
+    # A constant curve has no extent that it could be scaled by.
     margin = abs(low) * 0.1 or 1.0
     return (low, high) if high > low else (low - margin, high + margin)
 
@@ -87,6 +88,7 @@ def make_chart(metric: str, series: Sequence[Series], view: View) -> Chart:
     Attempts are marked if there is only one.
     """
     span = max((points.times[-1] - each.since for each in series if len(points := each.curve.kept)), default=0.0)
+    # The last unit takes any span: by the clocks of different nodes it may even be negative.
     unit, seconds = next((name, size) for name, size, least in _UNITS if span >= least or size == 1.0)
     divisor = seconds if view.by_time else 0.0
     traces = [
@@ -117,6 +119,7 @@ def _faint(series: Series, view: View, divisor: float) -> Iterator[Line]:
         yield from _lines_of(bound, series, view, divisor)
     part = Points()
     for row in series.curve.superseded.rows():
+        # Steps of one rollback increase: where they do not, the points of the next one begin.
         if len(part) and row[1] <= part.steps[-1]:
             yield from _lines_of(part, series, view, divisor)
             part = Points()
@@ -133,6 +136,7 @@ def ticks(low: float, high: float, most: int) -> list[float]:
     least = span / max(1, most)
     power = 10.0 ** math.floor(math.log10(least))
     step = next((factor * power for factor in (1, 2, 5) if factor * power >= least), 10 * power)
+    # Rounding must not lose a tick that lies on a limit.
     first, last = math.ceil(low / step - 1e-9), math.floor(high / step + 1e-9)
     return [number * step for number in range(first, last + 1)][: most + 1]
 
@@ -170,6 +174,7 @@ def outline(xs: Sequence[float], ys: Sequence[float], columns: int) -> list[Line
 
 def _thinned(points: Line, columns: int) -> Iterator[tuple[float, float]]:
     low, high = min(points)[0], max(points)[0]
+    # All points may have the same x.
     width = (high - low) / columns or 1.0
     for _, group in groupby(points, key=lambda point: int((point[0] - low) / width)):
         column = list(group)

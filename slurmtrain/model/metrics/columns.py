@@ -96,6 +96,7 @@ def columns_of_lines(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricCo
     names = list(lines[0]) if lines else []
     # Most files have the same metrics in all lines.
     if sum(map(len, lines)) == len(names) * len(lines):
+        # Lines with equally many metrics may still have different ones: then the slower way follows.
         with contextlib.suppress(KeyError):
             return {name: MetricColumn(array("d", [line[name] for line in lines])) for name in names}
     columns: dict[str, tuple[array[float], array[int]]] = {}
@@ -112,6 +113,7 @@ def columns_of_lines(lines: Sequence[Mapping[str, float]]) -> dict[str, MetricCo
     }
 
 
+# A line that a session writes has "t", "step" and "metrics".
 _KEYS = 3
 
 
@@ -165,6 +167,7 @@ def _parse(text: bytes) -> list[Mapping[str, Any]] | None:
 
 
 def _are_metrics(values: Sequence[Any]) -> bool:
+    # Other names than ASCII may be impossible to encode, which only reading line by line finds out.
     if {*map(type, values)} != {dict} or not all(map(str.isascii, set().union(*values))):
         return False
     types = {*map(type, chain.from_iterable(map(dict.values, values)))}

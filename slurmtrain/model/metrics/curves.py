@@ -126,6 +126,7 @@ class SurvivingLine:
     def add_attempt(self, start: AttemptStart, blocks: Iterable[Block]) -> None:
         """Add the rows of the next attempt, which began at ``start``."""
         self.resume(start.step)
+        # The earliest is last, where pop() takes it.
         restarts = sorted(start.restarts, key=lambda restart: restart.at)[::-1]
         for block in blocks:
             row = 0
@@ -251,6 +252,7 @@ def _curve(line: SurvivingLine, name: str, *, keep_superseded: bool) -> Curve:
         steps, times, values = columns_of_metric(segment, name)
         if not len(steps):
             continue
+        # Most segments can be appended whole, without looking at each of perhaps millions of points.
         is_next = not curve.kept.steps or curve.kept.steps[-1] < steps[0]
         if is_next and (segment.block.increases or is_increasing(steps)):
             curve.kept.extend(segment.attempt, steps, times, values)
@@ -344,6 +346,7 @@ def mean_curve(curves: Sequence[tuple[Points, float]]) -> MeanCurve:
         at_step = list(group)
         time = math.fsum(time for _, time, _ in at_step) / len(at_step)
         values = [value for _, _, value in at_step if not math.isnan(value)] or [math.nan]
+        # The mean of several runs belongs to no attempt: any number will do.
         result.means.append(1, step, time, sum(values) / len(values))
         result.lows.append(1, step, time, min(values))
         result.highs.append(1, step, time, max(values))
@@ -384,6 +387,7 @@ class LineSummary:
 
     def to_json(self) -> list[Any]:
         """What :meth:`from_json` needs besides ``metrics``."""
+        # Without the metrics, which have a table of their own in the registry.
         return [list(self.position), [[each.key, each.end, *each.start] for each in self.attempts]]
 
     @classmethod
@@ -414,6 +418,7 @@ def extend(summary: LineSummary, attempts: Sequence[AttemptLines]) -> LineSummar
     if not _is_continued(summary.attempts, attempts):
         return None
     line, count = SurvivingLine(summary.position), len(summary.attempts)
+    # Of the known attempts only the newest has new lines, as _is_continued() has made sure.
     for newest in attempts[:count][-1:]:
         line.add_blocks(newest.start.number, newest.blocks)
     for each in attempts[count:]:

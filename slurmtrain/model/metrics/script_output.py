@@ -17,6 +17,7 @@ LONGEST_LINE = 4096
 # Larger numbers are no counts of steps.
 _MOST_STEPS = 10**15
 _LONGEST_NUMBER = 40
+# As long as a name may be in MLflow (tracking/to_mlflow/sending.py).
 _LONGEST_NAME = 250
 # Select Graphic Rendition and the like: progress bars and loggers colour their output.
 _CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
@@ -104,6 +105,7 @@ class CsvReader:
         """As :meth:`LineReader.read` with its ``line``."""
         if not line.strip():
             return None
+        # A byte order mark would become part of the name of the first column.
         line = line.lstrip("\ufeff")
         if self._delimiter is None:
             self._delimiter = ";" if line.count(";") > line.count(",") else ","
@@ -147,6 +149,7 @@ class JsonReader:
             return None
         if not isinstance(record, dict):
             return None
+        # By the exact types, since True is an int, too.
         texts = {name: repr(value) for name, value in record.items() if type(value) in (int, float)}
         # If the first object has no step, none has: lines are counted.
         self._counts = self._counts and STEP not in texts

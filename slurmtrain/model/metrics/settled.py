@@ -88,6 +88,7 @@ class Place:
 
     def before(self, lines: Sequence[Decided]) -> Place:
         """The place while these settled lines are being sent."""
+        # Noted before the first point is sent: after a kill, any of the points may be there.
         return replace(self, reach=_larger(self.step, _final_step(lines)), sending=(lines[0].attempt, lines[0].offset))
 
 
@@ -279,6 +280,7 @@ class Settlement:
         """Before this place, the run was rolled back: what was logged for ``step`` and later ones is superseded."""
         self._rollbacks.append(_Rollback(attempt, offset, step))
         place = self.place
+        # The lines of an interrupted batch are behind "sending": a rollback before that place spares them.
         reach = place.step if (attempt, offset) <= place.sending else place.reach
         if reach is not None and step <= reach:
             self.cut = min(step - 1, reach if self.cut is None else self.cut)

@@ -173,6 +173,7 @@ def _choose_reference(
     """Node 0's clock, unless that is the wrong one."""
     if len(measured) < 2:
         return _NODE_0
+    # Of two clocks neither has a majority: only a service that is known not to work decides.
     if len(measured) == 2:
         [other] = [node for node in measured if node != 0]
         unsynchronised = [node for node in measured if disciplines.get(node, {}).get("disciplined") is False]
@@ -207,6 +208,7 @@ class _Comparison:
         """How far a node's clock is ahead of the reference; None if it was not measured."""
         if node not in self.measured:
             return None
+        # Compared with itself it would be uncertain by its own bound, twice.
         if self.reference.nodes == {node}:
             return _Span(0.0, 0.0)
         return _Span.from_offset(self.measured[node]).minus(self.reference.span)
@@ -261,6 +263,7 @@ class _Comparison:
 
 def _length(seconds: float) -> str:
     """A length of time in ms, s, h or days, whichever reads best."""
+    # From here on, three digits of milliseconds would be written as 1e+03.
     if seconds < 0.9995:
         return f"{round(seconds * 1e3, 3):.3g} ms"
     if seconds < 7200:

@@ -37,6 +37,7 @@ def ledger_entries(run_id: str, events: Iterable[AnyEvent], numbers: Mapping[str
 
 def _entries_of_attempt(run_id: str, key: str, number: int, events: Sequence[AnyEvent]) -> list[LedgerEntry]:
     agents = list(select(events, AgentStarted))
+    # A local run has no scheduler that could leave a node out.
     if not any(agent.payload.executor == "slurm" for agent in agents):
         return []
     hosts = {agent.source: agent.payload.host for agent in agents}
@@ -78,6 +79,7 @@ def forgiven_findings(events: Iterable[AnyEvent]) -> frozenset[FindingKey]:
         (finding[0], finding[1], event.payload.host)
         for event in select(events, NodeForgiven)
         for finding in event.payload.findings
+        # A journal may hold rows of any length.
         if len(finding) == 2
     )
 

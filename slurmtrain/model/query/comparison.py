@@ -49,6 +49,7 @@ def spread_of(values: Sequence[float]) -> Spread | None:
     mean = math.fsum(values) / len(values)
     if len(values) == 1:
         return Spread(mean, None)
+    # Of a sample, hence n - 1: these seeds stand for all others.
     return Spread(mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1)))
 
 
@@ -173,6 +174,7 @@ def describe_sweep(runs: Sequence[Mapping[str, Any]]) -> str:
 def count_states(states: Sequence[str]) -> str:
     """How many there are of each of these states, such as ``2 failed, 5 running``."""
     counts = Counter(states)
+    # A state that only a newer version knows comes first, too.
     ordered = sorted(counts, key=lambda state: _STATES.index(state) if state in _STATES else -1)
     return ", ".join(f"{counts[state]} {state}" for state in ordered)
 

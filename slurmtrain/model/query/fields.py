@@ -167,6 +167,7 @@ def in_order(records: Sequence[R], keys: Sequence[SortKey]) -> list[R]:
         keys: The fields, the most important first.
     """
     ordered = list(records)
+    # Sorting is stable, so the least important field comes first.
     for key in reversed(keys):
         ordered = _by(ordered, key)
     return ordered
@@ -196,6 +197,7 @@ def _sortable(value: Any) -> float | str | None:
 
 
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
+# So many digits still fit into a float, and int() refuses very long texts.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,300}")
 _LENGTH = re.compile(r"(?=[0-9])(?:(\d{1,9})w)?(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII)
 _SECONDS = (7 * 86400, 86400, 3600, 60, 1)
@@ -205,6 +207,7 @@ _MOMENT = re.compile(
 TIMES = "write 2026-11-22, 2026-11-22T10:30 or how long ago, such as 2w, 3d, 12h or 30m"
 
 
+# The same few texts are read again for each of very many runs.
 @lru_cache(maxsize=4096)
 def read_number(text: str) -> float | None:
     """The number that a text stands for: plain, a time in seconds, or a size in bytes; None if it is none of these."""
@@ -292,6 +295,7 @@ def iso(seconds: float | None) -> str | None:
 
 
 def _within(at: float, span: Span) -> bool:
+    # The begin counts by itself, since the span of a moment is empty.
     return at == span.begin or span.begin < at < span.end
 
 

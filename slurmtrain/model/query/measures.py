@@ -72,6 +72,7 @@ class Measure:
         """
         if self.kind == "area":
             return area(steps, values)
+        # A run that has not come so far has no value there: its newest one would be compared with later ones.
         return value_at_step(steps, values, self.step) if self.step <= reached else None
 
 
@@ -91,6 +92,7 @@ def area(steps: Sequence[int], values: Sequence[float]) -> float | None:
     points = [(step, value) for step, value in zip(steps, values, strict=True) if math.isfinite(value)]
     if len(points) < 2:
         return None
+    # Halved before they are added: the sum of two finite values may be infinite.
     total = math.fsum((step - before) * (value / 2 + last / 2) for (before, last), (step, value) in pairwise(points))
     return total if math.isfinite(total) else None
 
@@ -122,6 +124,7 @@ _SMALLER, _LARGER = frozenset(_OF_SMALLER.split()), frozenset(_OF_LARGER.split()
 def is_larger_better(name: str) -> bool | None:
     """Whether larger values of the metric ``name`` are better; None if its name does not show it."""
     words = _WORDS.findall(_CAMEL.sub("_", name).lower())
+    # A number at the end, as in acc5, says nothing about which values are better.
     stems = {*words, *(word.rstrip("0123456789") for word in words)}
     smaller, larger = bool(stems & _SMALLER), bool(stems & _LARGER)
     return None if smaller == larger else larger
@@ -193,6 +196,7 @@ def check_field(name: str, records: Sequence[Record]) -> None:
     """
     if not records or any(look_up(record, name) is not ABSENT for record in records):
         return
+    # Before a first metric is logged, no name of one can be called wrong.
     if read_measure(name) is not None and not any(record["metrics"] for record in records):
         return
     head, dot, _ = name.partition(".")

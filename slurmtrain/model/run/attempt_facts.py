@@ -92,6 +92,7 @@ class SaveLog:
 
     def with_saves(self, events: Iterable[AnyEvent]) -> SaveLog:
         """A copy of the log that also has the saves and restores among these events."""
+        # accounting.py, which alone asks for this, needs neither problems nor intervals.
         log = SaveLog([*self.captures], [*self.stalls], [*self.stops], self.first, self.last)
         for event in events:
             log.add_save(event)
@@ -142,5 +143,6 @@ class AttemptFacts:
     @property
     def last_written(self) -> float:
         """When its agents and ranks last journaled something, in seconds since 1970; 0 if they never did."""
+        # Commands may journal something about an attempt long after its end.
         times = [event.time for event in self.events if event.source.startswith("attempts/")]
         return max([*times, *([] if self.saves.last is None else [self.saves.last])], default=0.0)

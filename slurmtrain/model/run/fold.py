@@ -151,6 +151,7 @@ class RunBuilder:
 
     def to_dict(self) -> dict[str, Any]:
         """The builder's state as JSON."""
+        # Events that are not followed yet would be lost: only their effect is stored.
         self._follow_checkpoints()
         return {
             "events": [
@@ -271,6 +272,7 @@ def _with_marks(run: Run, events: Iterable[AnyEvent]) -> Run:
         elif isinstance(payload, RunArchived):
             noted["archived"] = payload.archived
         elif isinstance(payload, DeletionRequested):
+            # Until "deleted" follows, it is unknown what is gone.
             noted["deleted_at"], noted["freed"], frees = event.time, None, payload.bytes
         elif isinstance(payload, FilesDeleted):
             noted["freed"] = frees

@@ -164,6 +164,7 @@ def payload_classes() -> Mapping[str, type[Payload]]:
     # Imported late: creating so many classes takes as long as checking the registry when no journal has changed.
     from slurmtrain.model.run.events import agent_events, checkpoint_events, command_events, rank_events
 
+    # Importing the modules has filled KINDS; their names are not needed.
     del agent_events, checkpoint_events, command_events, rank_events
     return KINDS
 

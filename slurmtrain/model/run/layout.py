@@ -387,6 +387,7 @@ class RunsRoot:
 
     def unborn(self, run_id: str) -> RunDir:
         """Where a run directory is built before it is renamed into place."""
+        # A rename is atomic: after a kill there is either no run of this id, or a whole one.
         return RunDir(self.path / f".new-{run_id}")
 
 
@@ -478,6 +479,7 @@ def checkpoint_step(name: str) -> int | None:
 
 def staging_name(attempt: str, step: int) -> str:
     """The directory name under which an attempt builds a checkpoint before publishing it; ``attempt``: its owner."""
+    # By the attempt, since a process of the attempt before it may still be writing.
     return f".{attempt}-step-{step}"
 
 
@@ -489,6 +491,7 @@ def staged_step(name: str) -> int | None:
 
 def trash_name(name: str) -> str:
     """The directory name of a checkpoint while it is being deleted."""
+    # A checkpoint gets this name before its first file is removed, so that it is either whole or gone.
     return f".trash-{name}"
 
 

@@ -104,6 +104,7 @@ def standing(upstreams: Sequence[Upstream], runs: Mapping[str, Run]) -> Standing
         runs: The runs among them that exist, by id, as they are now.
     """
     waits: list[Upstream] = []
+    # A run that has failed decides at once, whatever others are still waited for.
     for upstream in upstreams:
         run = runs.get(upstream.run)
         if run is None:

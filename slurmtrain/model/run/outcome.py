@@ -369,6 +369,7 @@ def _is_of_command(event: AnyEvent) -> bool:
 def _is_final(event: AnyEvent) -> bool:
     if not isinstance(event.payload, JobObserved) or event.payload.state is None:
         return False
+    # REQUEUED is the end of a start, and not of the job.
     return is_final(event.payload.state) and base(event.payload.state) != "REQUEUED"
 
 

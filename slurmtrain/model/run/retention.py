@@ -26,6 +26,7 @@ def reasons_to_keep(saved: Sequence[Saved], keep: KeepSpec) -> dict[int, str]:
     """
     ordered = sorted(saved, key=lambda checkpoint: checkpoint.step)
     why: dict[int, list[str]] = {checkpoint.step: [] for checkpoint in ordered}
+    # At least 1, since a slice from -0 on has all of them.
     for checkpoint in ordered[-max(1, keep.last) :]:
         why[checkpoint.step].append("newest" if checkpoint is ordered[-1] else f"one of the last {keep.last}")
     if keep.every_steps is not None:

@@ -77,6 +77,7 @@ class Checkpoint:
     @property
     def order(self) -> tuple[int, float, str]:
         """Checkpoints of one run sort by this: the oldest step first."""
+        # One without a step comes first, so that it is never the newest beside others.
         return (self.step if self.step is not None else -1, self.saved_at, self.path)
 
 
@@ -181,11 +182,13 @@ class Attempt:
     @property
     def settled(self) -> bool:
         """Whether nothing that the scheduler may still report matters for it."""
+        # A job that Slurm may still have in its queue can start again.
         return self.ended and self.confirmed and self.restarted_by != "slurm"
 
     @property
     def nodes(self) -> list[str]:
         """Its hosts, in the order of their ranks."""
+        # The keys are text, as in JSON: by that order, 10 would come before 2.
         return [self.hosts[node] for node in sorted(self.hosts, key=int)]
 
     @property

@@ -26,6 +26,7 @@ class AgentStarted(Payload):
 
     node: int = 0
     """The node's number, counted from 0."""
+    # outcome.with_outcome() waits for the ends of so many nodes; the largest number counts, since more may join.
     nodes: int = 1
     """How many nodes the attempt has."""
     host: str
@@ -34,6 +35,7 @@ class AgentStarted(Payload):
     """The agent's process: ``host``, ``boot``, ``pid``, ``start``."""
     executor: str = "local"
     """``slurm`` or ``local``."""
+    # Ties a job to its submission where the command was killed before it could journal the id of the job.
     submission: int | None = field(default=None, metadata=OMIT_NONE)
     """Which submission started it."""
     attempt: int = 0
@@ -74,6 +76,7 @@ class EnvironmentNoted(Payload):
 
     node: int = 0
     """The node's number."""
+    # Only the hash: the list is long, and the nodes of an attempt mostly have the same packages.
     software: str = ""
     """The hash of its Python and packages, which ``environments/<hash>.txt`` in the run directory lists."""
     versions: Mapping[str, str] = field(default_factory=dict)
@@ -126,10 +129,12 @@ class PreflightDone(Payload):
     """The node's number."""
     status: str = ""
     """The worst of its findings: ``pass``, ``warn``, ``fail``."""
+    # Only the end of the preflight is journaled: accounting.py counts back from it.
     seconds: float = 0.0
     """How long the preflight took."""
     findings: Sequence[FindingRecord] = ()
     """Each with ``check``, ``status``, ``summary`` and, if there is any, ``evidence``."""
+    # The node ledger goes by this and not by the findings: a failure that all nodes share is the fault of none.
     blamed: bool = False
     """Whether the attempt cannot start because of this node."""
 
@@ -165,6 +170,7 @@ class WorkersStarted(Payload):
     """The checkpoint to resume from, for a user script that saves its own checkpoints."""
 
 
+# Slurm may start a job again after its final end (runtime/agent/finish.py): such a start is no attempt.
 @payload("surplus")
 class SurplusStart(Payload):
     """The agent was started although the run is over, so it does nothing."""
@@ -173,6 +179,7 @@ class SurplusStart(Payload):
     """Why the run is over."""
 
 
+# Agents that obey a stop exit with 0: after this event, COMPLETED in Slurm does not mean that the run is completed.
 @payload("stopping")
 class RanksStopping(Payload):
     """The ranks of this node are told to stop, or are killed."""
@@ -301,12 +308,14 @@ class RanksRestarted(Payload):
     """The same in words."""
     failures: Sequence[FailureRecord] = ()
     """The ranks that failed."""
+    # with_outcome() does not wait for their ends, which may never come, and ignores the ends that do.
     lost: Sequence[int] = ()
     """Nodes that are gone for good."""
     joined: Sequence[int] | None = field(default=None, metadata=OMIT_NONE)
     """Nodes of another job that have joined; None: none has."""
     reached: int | None = None
     """The last step that the previous round finished."""
+    # None where nodes have joined or left: that is no end that counts against the run.
     past: RoundRecord | None = field(default=None, metadata=OMIT_NONE)
     """The end of that round, as input of the restart policy."""
 
@@ -357,6 +366,7 @@ class CommandCompleted(Payload):
     """The nodes whose commands still run."""
 
 
+# Journaled afterwards, since nothing of the job runs meanwhile; accounting.py counts the time as queueing.
 @payload("suspended")
 class JobSuspended(Payload):
     """Node 0: all processes of the job were stopped for a while, as by ``scontrol suspend``, and go on now."""
@@ -385,6 +395,7 @@ class ConnectionsRefused(Payload):
     """The node's number."""
     count: int = 0
     """How many there were."""
+    # As many as runtime/peers/channel.py remembers: a stranger with many addresses must not fill the journal.
     addresses: Sequence[str] = ()
     """Where they came from, the most frequent address first; at most 16."""
 
@@ -403,6 +414,7 @@ class JobRequeue(Payload):
     """Which start of it, if a command writes this."""
     cause: str | None = field(default=None, metadata=OMIT_NONE)
     """Why this start ends: a cause as in ``end``; None: ``preflight``."""
+    # For good: attempts.number_attempts() adds up the nodes that all earlier starts of the job have excluded.
     exclude: Sequence[str] = ()
     """Nodes to exclude from the next start."""
     why: str = ""
@@ -443,5 +455,6 @@ class NodeEnded(Payload):
     """The ranks that failed: ``rank``, ``pid``, ``exit_code``, ``signal``, ``at``, ``error``, ``last_lines``."""
     evidence: EvidenceRecord = field(default_factory=dict)
     """Further observations of the agent: memory, GPUs, Slurm's answer when the signal came."""
+    # If the agent was killed before it closed the lease, the next start of the job learns from this that it is surplus.
     over: str | None = field(default=None, metadata=OMIT_NONE)
     """Node 0: the final state of the run: ``completed``, ``failed`` or ``cancelled``."""

@@ -33,6 +33,7 @@ _LARGEST = 2**53
 _LARGEST_INTEGER = 2**63 - 1
 # What nests deeper is not ours, and would exceed the recursion limit of what reads it later.
 _DEEPEST = 32
+# So many digits fit into 32 bits.
 _MOST_DIGITS = 9
 
 
@@ -385,6 +386,7 @@ class Event(Generic[P_co]):
     @property
     def order(self) -> tuple[float, str, int]:
         """The sort key of a run's events: the same each time the journals are read."""
+        # Two writers may have the same time, and clocks may stand still.
         return (self.time, self.source, self.offset)
 
 
@@ -404,6 +406,7 @@ def encode(time: float, kind: str, record: Mapping[str, Any]) -> bytes:
     """
     line = {"t": round(time, 6), "kind": kind, **record}
     try:
+        # Almost no line has such a number: only one that does is copied.
         text = json.dumps(line, separators=(",", ":"), allow_nan=False)
     except ValueError:
         text = json.dumps(_without_nan(line), separators=(",", ":"))

@@ -19,6 +19,7 @@ class CheckpointRecord(Payload):
     """Where it is: relative to the run directory, or absolute outside it."""
     bytes: int = 0
     """Its size."""
+    # Identifies the checkpoint, together with the path: a run that starts over saves to the same paths.
     saved_at: float | None = field(default=None, metadata=OMIT_NONE)
     """When it was published, in seconds since 1970; None: unknown."""
     seconds: float | None = field(default=None, metadata=OMIT_NONE)
@@ -40,6 +41,7 @@ def _read_record(value: object, left_out: list[object]) -> Any:
     return UNUSABLE if record is None else record
 
 
+# One unusable record must not hide all other checkpoints of an observation.
 READERS["Sequence[CheckpointRecord]"] = list_of(_read_record, leave_out=True)
 
 
@@ -81,6 +83,7 @@ class CheckpointRestored(CheckpointRecord):
     """How long the restore took, in seconds."""
 
 
+# No CheckpointRecord: the checkpoint is another run's, and must not be listed among the checkpoints of this one.
 @payload("weights")
 class WeightsLoaded(Payload):
     """Training begins at step 0 with the weights of another run's checkpoint."""
@@ -103,6 +106,7 @@ class CheckpointRejected(Payload):
     """Where it was, relative to the run directory."""
     reason: str | None = None
     """What is wrong with it."""
+    # One that could not be moved stays at its path, and counts as damaged all the same.
     aside: str | None = None
     """Where it was moved; None: it could not be moved."""
 
@@ -140,6 +144,7 @@ class CheckpointFound(CheckpointRecord):
 
     format: str | None = field(default=None, metadata=OMIT_NONE)
     """The name of its format, as in ``checkpoint.format``, or ``other``."""
+    # Tells progress where the step cannot: checkpoints of scripts may have none (policy.PriorEnd).
     fingerprint: str | None = field(default=None, metadata=OMIT_NONE)
     """Its identity by its content; None: it could not be read."""
     step_from: str | None = field(default=None, metadata=OMIT_NONE)

@@ -10,6 +10,7 @@ from slurmtrain.model.run.events.base import OMIT_NONE, GitRecord, ParentRecord,
 from slurmtrain.model.run.events.checkpoint_events import CheckpointRecord
 
 
+# Written before the directory is renamed into place, so that a run has this event from its first moment on.
 @payload("created")
 class RunCreated(Payload):
     """The run directory is complete."""
@@ -54,6 +55,7 @@ class RunCreated(Payload):
     """The runs that it comes from; None: there are none."""
 
 
+# If "submitted" does not follow, the next command looks for the job: the order is in ops/shared/start.py.
 @payload("submitting")
 class Submitting(Payload):
     """A command is about to hand the run to the scheduler."""
@@ -76,6 +78,7 @@ class Submitting(Payload):
     """Whether it is to train from step 0 even if there are checkpoints."""
     by: str = "submit"
     """The command: ``submit``, ``resume``, ``sync``."""
+    # Commands decide by this whether to start the run again, and need not read its plan for that.
     requeue: Mapping[str, Any] | None = None
     """The spec's ``requeue``: what happens if the attempt is interrupted. None: nothing."""
     nodes: Sequence[int] | None = field(default=None, metadata=OMIT_NONE)
@@ -90,6 +93,7 @@ class Submitting(Payload):
     """The variables of the submitting shell that count beside the spec: where the job goes, what decides on ranks."""
     pack: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """How its job is shared: ``runs``, how many share it, and ``share_gpu``, whether they share its GPUs too."""
+    # From here on, keys are restated only where overrides may have changed them: fold._newest_settings().
     params: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """The spec's ``params`` from now on, if a ``resume`` may have changed them."""
     written: Sequence[Sequence[str]] | None = field(default=None, metadata=OMIT_NONE)
@@ -128,6 +132,7 @@ class Unstarted(Payload):
     """Why."""
 
 
+# It names no attempt: whether it is about the newest one follows from its time (outcome.began_at).
 @payload("cancel")
 class CancelRequested(Payload):
     """A person cancelled the run, or a search ends it early."""
@@ -174,8 +179,10 @@ class JobObserved(Payload):
     """The exit code of the job."""
     signal: int | None = field(default=None, metadata=OMIT_NONE)
     """The signal that ended it."""
+    # The best estimate of the end of a job whose end nobody reports: outcome._Final.ended_at.
     last_seen: float | None = field(default=None, metadata=OMIT_NONE)
     """When one of its files was last written, in seconds since 1970."""
+    # The disk overrules the journals: CheckpointHistory takes published checkpoints that are not listed for deleted.
     checkpoints: Sequence[CheckpointRecord] | None = field(default=None, metadata=OMIT_NONE)
     """The checkpoints that were on disk then."""
 
@@ -244,6 +251,7 @@ class RunArchived(Payload):
     """Who: ``user@host``."""
 
 
+# Comes before the first file is removed, except on a full disk, where space comes first (ops/delete.py).
 @payload("delete")
 class DeletionRequested(Payload):
     """A person deleted the files of the run. Until ``deleted`` follows, some of them may still be there."""
@@ -254,6 +262,7 @@ class DeletionRequested(Payload):
     """Who: ``user@host``."""
 
 
+# Missing after a kill, or if a file could not be removed: the run can then be deleted once more.
 @payload("deleted")
 class FilesDeleted(Payload):
     """The files of the run are deleted; its journals, metrics, plans and ``spec.yaml`` stay."""
@@ -267,5 +276,6 @@ class NodeForgiven(Payload):
     """The node."""
     by: str = ""
     """Who: ``user@host``."""
+    # Each by name, and not all up to some time: the clocks of two machines may differ.
     findings: Sequence[Sequence[str]] = ()
     """What is forgiven: for each finding, the run's id and the name of the attempt's directory."""

@@ -16,6 +16,7 @@ from slurmtrain.model.run.events.base import OMIT_NONE, Payload, payload
 class SessionStarted(Payload):
     """The training script started its session, or reported its progress for the first time."""
 
+    # accounting.py takes 0 for unknown, since a session begins there and restores its checkpoint afterwards.
     step: int = 0
     """Finished steps: 0 before a session has restored a checkpoint."""
     world_size: int = 0
@@ -83,6 +84,7 @@ class RankStopped(Payload):
     """Finished steps."""
 
 
+# Trainers also exit with 0 when they are told to stop: only this tells the two apart (exit_report.has_completed).
 @payload("finished")
 class TrainingCompleted(Payload):
     """The rank's work is done: if it exits with code 0 after this, it has completed, even if a stop was requested."""
@@ -91,6 +93,7 @@ class TrainingCompleted(Payload):
     """Finished steps; None if unknown."""
 
 
+# The registry does not keep it: ops/query/performance.py reads it from the journals of ranks.
 @payload("measured")
 class RankMeasured(Payload):
     """What the rank has needed since it was started, as its work is done or it stops."""
@@ -123,6 +126,7 @@ class ScriptProgressed(Payload):
 
     step: int | None = field(default=None, metadata=OMIT_NONE)
     """The step before the first one that was read, which the ranks have resumed from, as far as is known."""
+    # Missing if the reader was killed; the last line of its metrics file then still has the step.
     last_step: int | None = field(default=None, metadata=OMIT_NONE)
     """The last step that was read, when the ranks have ended."""
     total_steps: int | None = None

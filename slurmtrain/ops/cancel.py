@@ -111,6 +111,7 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
         workspace, {run_id: runs.get(run_id) for run_id in unrecorded}, unrecorded, force=force
     )
     ended |= finish_cancel(workspace, [run_id for run_id in run_ids if run_id not in ended], force=force)
+    # Last: by now the registry knows what became of these.
     end_blocked(workspace, dependents(workspace, run_ids))
     return {run_id: ended[run_id] for run_id in run_ids}
 
@@ -340,6 +341,7 @@ def _end_jobs(workspace: Workspace, runs: Mapping[str, Run | None], *, force: bo
     Raises RunNotFound, SlurmDown.
     """
     jobs: dict[str, list[str]] = {}
+    # A run that is known to be on Slurm must not count as ended because this machine has no squeue.
     if runs and (is_installed("squeue") or any(runs.values())):
         jobs = {
             run_id: live_jobs(workspace, run_id, run)

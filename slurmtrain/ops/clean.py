@@ -43,6 +43,7 @@ from slurmtrain.system.owned_files import read_checked
 # A submission may take a snapshot, or write what a job array needs, and wait for an answer before its runs exist.
 _LEAST_AGE_S = 86400.0
 _SNAPSHOT = re.compile(r"[0-9a-f]{64}")
+# Plans are searched for it as text: one that cannot be parsed still protects its snapshot.
 _HASHES = re.compile(rb"[0-9a-f]{64}")
 _SUBMISSIONS = "submissions"
 
@@ -188,6 +189,7 @@ def _parts_without_run(root: RunsRoot, kinds: Collection[str], over: Collection[
     existing = set(run_ids_among(_entries_of(root.path)))
 
     def is_gone(run_id: str) -> bool:
+        # An empty id stands for a run that is still to be created (HeldKey.store).
         return run_id in over or (run_id not in existing and run_id != "")
 
     if "arrays" in kinds:
@@ -199,6 +201,7 @@ def _parts_without_run(root: RunsRoot, kinds: Collection[str], over: Collection[
             if all(map(is_gone, run_ids)):
                 yield Part("arrays", root.arrays, [name])
     if "caches" in kinds:
+        # Of any age: a history is made anew when it is missing.
         for name in _old(root.histories, time.time()):
             if name.partition(".")[0] not in existing:
                 yield Part("caches", root.histories, [name])
@@ -247,6 +250,7 @@ def _named_snapshots(workspace: Workspace) -> set[str]:
     root = workspace.root
     named: set[str] = set()
     for name in _entries_of(root.path):
+        # Unborn ones too: their submission may be about to rename them.
         if not (is_unborn(name) or any(run_ids_among([name]))):
             continue
         directory = RunDir(root.path / name)
@@ -285,6 +289,7 @@ def _still_removable(workspace: Workspace, part: Part, oldest: float) -> Iterato
             # Under another name first, so that the next submission with this code takes it anew.
             for name in unused:
                 (part.folder / name).rename(part.folder / f".old-{name}")
+        # Without the lock: removing may take long, and no submission uses what has such a name.
         yield replace(part, names=[f".old-{name}" for name in unused]) if unused else None
     else:
         yield part

@@ -80,6 +80,7 @@ def _colleagues(workspace: Workspace, notes: list[str]) -> Iterator[Colleague]:
         if entry.name.startswith(".") or Path(entry.path) == workspace.root.path or not is_directory:
             continue
         uid = entry.stat(follow_symlinks=False).st_uid
+        # Whoever may write to this root can create a directory with another person's name.
         if user_name(uid) == entry.name:
             yield Colleague(entry.name, uid, RunsRoot(Path(entry.path)))
         else:

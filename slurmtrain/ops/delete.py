@@ -196,6 +196,7 @@ def _check_not_needed(workspace: Workspace, observed: Observed, run_ids: Sequenc
         with contextlib.suppress(OSError, PathError):
             # The ids of the runs that it starts after, and once it begins, their results.
             text += read_checked(directory.upstream_facts if directory.upstream_facts.exists() else directory.upstreams)
+        # As text: a command or a param may name a path in that run's directory.
         if needed := next((run_id for run_id in run_ids if run_id.encode() in text), None):
             raise RunBusy(
                 f"run {other} ({row.name}), which has not ended, names run {needed} in its plan, or starts after it: "
@@ -227,6 +228,7 @@ def _delete_files(workspace: Workspace, run_id: str, frees: int) -> Removal:
             removal = _remove(directory, forget=False)
             _journal_all(journal, events)
             removal.add(_remove_of_trackers(workspace, directory))
+            # Until this is journaled, the run counts as deleted in part, and 'delete' goes on.
             if not removal.problems:
                 journal.write(FilesDeleted())
         return removal
@@ -273,6 +275,7 @@ def _forget(workspace: Workspace, run_id: str, *, is_link: bool = False) -> Remo
             condemned.path.unlink() if condemned.path.is_symlink() else condemned.path.rmdir()
         with contextlib.suppress(OSError):
             workspace.root.history(run_id).unlink()
+    # Last: a kill before this leaves a row without a directory, which a later observation removes.
     workspace.store.write(lambda transaction: transaction.remove([run_id]))
     return removal
 

@@ -184,6 +184,7 @@ def _partitions_of_user(site: Site) -> list[str]:
         try:
             groups.append(grp.getgrgid(number).gr_name)
         except KeyError:
+            # AllowGroups has names, so a group without one, as in a container, allows nothing.
             groups.append(str(number))
     accounts = None if site.associations is None else {association.account for association in site.associations}
     # Slurm lets root use any partition.

@@ -269,6 +269,7 @@ def _write_durably(to: Path, source: _Source, run_id: str, *, force: bool) -> No
             _write_safetensors(temporary, source, run_id)
         with temporary.open("rb+") as file:
             os.fsync(file.fileno())
+        # Again: writing may take minutes, and a rename would replace what has appeared meanwhile.
         _check_target(to, force=force)
         temporary.replace(to)
         fsync_directory(to.parent)
@@ -289,6 +290,7 @@ def _write_safetensors(path: Path, source: _Source, run_id: str) -> None:
     except KeyError as error:
         raise CheckpointError(f"safetensors cannot store numbers of type {error}; export to a .pt file") from error
     except SafetensorError as error:
+        # It wraps errors of writing, such as a full disk, which the caller puts into words.
         raise OSError(str(error)) from error
 
 

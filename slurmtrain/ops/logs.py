@@ -118,6 +118,7 @@ class _Tail:
         if choice.pattern is None and choice.since is None:
             self.skip_to(choice.newest)
             return self.lines(last=last)
+        # How far back the newest matching lines go cannot be known without reading all.
         return iter(deque(filter(choice.has, self.lines(last=last)), maxlen=choice.newest))
 
     def lines(self, *, last: bool) -> Iterator[Line]:

@@ -36,6 +36,7 @@ def add_tag(workspace: Workspace, names: Sequence[str], tag: str) -> list[str]:
         RunNotFound, RunUnreadable: a name refers to no run, or to one that cannot be read; nothing was changed.
     """
     run_ids, observed = find_all(workspace, names)
+    # Whoever forgets the tag has named a run last, with whose id the others would be tagged.
     if tag == LAST or (is_run_id(tag) and tag in observed.runs.index):
         raise UserError(f"{tag!r} is a run; the tag comes after the runs: slurmtrain tag RUN... TAG")
     if problem := tag_problem(tag):

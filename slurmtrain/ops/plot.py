@@ -317,6 +317,7 @@ def write_picture(path: Path, charts: Sequence[Chart]) -> None:
     from matplotlib.figure import Figure
 
     suffix = path.suffix.lower().removeprefix(".")
+    # In memory first: if drawing fails, an existing file stays as it is.
     file = io.BytesIO()
     # Text stays text in an SVG, and the same chart gives the same file.
     with rc_context({"svg.fonttype": "none", "svg.hashsalt": "slurmtrain"}):
@@ -335,6 +336,7 @@ def _draw_chart(chart: Chart, axes: object) -> None:
 
     assert isinstance(axes, Axes)
     for number, trace in enumerate(chart.traces):
+        # matplotlib's own cycle has ten colours.
         colour = f"C{number % 10}"
         for line in trace.faint:
             axes.plot(*zip(*line, strict=True), color=colour, alpha=0.3)

@@ -88,4 +88,5 @@ def submit_preflight(
 
 
 def _command() -> str:
+    # The checks are all that is wanted: whatever ranks run must only end well.
     return shutil.which("true") or "true"

@@ -177,6 +177,7 @@ def _disposable(directory: RunDir, run: Run, keep: KeepSpec) -> list[checkpoint_
 def has_no_writer(run: Run) -> bool:
     """Whether no process of the run can write any more."""
     if run.executor == "local":
+        # Not None either: on another machine something may still write.
         return run.idle and alive(run) is False
     return run.idle and (run.newest is None or run.newest.settled)
 

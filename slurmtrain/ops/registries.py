@@ -53,6 +53,7 @@ def _replace_all(workspace: Workspace, show: ShowRuns) -> list[tuple[str, Garbag
     from slurmtrain.registry.ingest import ingest_all
 
     runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
+    # In one transaction: others see the old rows until it ends, and a kill leaves them.
     with workspace.store.begin() as transaction:
         transaction.clear()
         return ingest_all(transaction, runs, show)

@@ -79,6 +79,7 @@ def render(
     spec = load(path, overrides, sweep, max_runs=workspace.config.sweep_max_runs)
     plans = [planned.plan for planned in spec.runs]
     with_code, notes = plans, list[str]()
+    # 'submit' would refuse a missing directory; a preview shows the rest nevertheless.
     if all(Path(plan.workdir).is_dir() for plan in plans):
         with_code, notes = with_snapshots(workspace, plans, spec.files, preview=True)
     if script_for == "slurm" and executor != script_for:

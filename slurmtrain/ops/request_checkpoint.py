@@ -96,11 +96,13 @@ def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
         raise NotAvailable(
             f"the script of run {run.id} has registered nothing to save so far: it does so with run.checkpoint()"
         )
+    # Before the request is written: whatever is saved from then on may fulfil it.
     before = frozenset(_save_events(workspace, run_id))
     request = SaveRequest(run_id, secrets.token_hex(8), newest.key, run.step or 0, before)
     try:
         with workspace.journal(directory, "checkpoint") as journal:
             journal.write(SaveRequested(request=request.id, by=person()))
+        # Last: rank 0 looks for this file alone, so a kill before it leaves an event that asks for nothing.
         write_json(directory.request, {"request": request.id, "t": time.time()})
     except OSError as error:
         problem = describe_os_error(error)

@@ -187,6 +187,7 @@ def _with_code(workspace: Workspace, original: _Original, plan: Plan, *, code_of
         from slurmtrain.runtime.code.code_copy import read_code
 
         try:
+            # To its end: each file's hash is compared only when it is read.
             for _ in read_code(directory, plan.code.hash):
                 pass
         except PathError as error:

@@ -269,6 +269,7 @@ def _put_aside(workspace: Workspace, directory: RunDir, run: Run, step: int | No
         why = f"the run goes on from step {step}"
     if moved is None:
         return
+    # Before anything is journaled: the rename could fail, with the checkpoints already noted as gone.
     if step is None and aside.exists():
         raise UserError(f"{aside} exists already; move it away and try again")
     # Journaled first, and the newest moved first: if this is killed in between, the run goes on from the newest one
@@ -341,6 +342,7 @@ def resume_failed(workspace: Workspace, run_ids: Sequence[str], overrides: Seque
         SubmitFailed: the job of some runs could not be submitted, or no run can be started; it names the submitted
             ones.
     """
+    # Each lock is an open file, and a shell often allows 1024 of them.
     make_room(len(run_ids))
     with contextlib.ExitStack() as locks:
         starting = _Restarts(workspace)
@@ -420,6 +422,7 @@ class _Restarts:
             try:
                 check_executor(self._workspace, executor, [each.plan for each in members])
             except (NotAvailable, RequestRefused):
+                # One by one only now: the error of all together does not say whose plan it is.
                 for each in members:
                     try:
                         check_executor(self._workspace, executor, [each.plan])

@@ -82,6 +82,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     doing.advance_searches()
     if not doing.synced.observed.runs:
         return doing.synced
+    # Before anything is started: a new attempt must not meet processes that ranks of the last one have left.
     doing.end_leftovers()
     doing.finish_submissions()
     doing.finish_cancels()
@@ -262,6 +263,7 @@ class _Sync:
         if lock is None:
             return None
         held = HeldRun(directory, lock, cancels(directory))
+        # Under the lock: another command may just have started it.
         observe(self._workspace, [run_id])
         run = self._load(run_id)
         if run is None or run.state != "created":
@@ -316,6 +318,7 @@ class _Sync:
         """Restart or release one run if due; returns whether anything was done. Raises a SlurmtrainError on failure."""
         workspace, directory = self._workspace, self._workspace.root.run(run_id)
         with locked(directory.lock, wait=False) as lock:
+            # 'wait' syncs up to five times a second: what has failed is retried only as often as Slurm is asked.
             if lock is None or not workspace.scheduler.should_retry(run_id):
                 return False
             held_run = HeldRun(directory, lock, cancels(directory))
@@ -403,6 +406,7 @@ def _replace_job(workspace: Workspace, directory: RunDir, run: Run, held: str) -
             return False  # Slurm has no reason to hold it yet
     if before.policy is None or not decision(run.attempts[:-1], run.checkpoints).again:
         return False
+    # Journaled first: a job that a kill then leaves waiting is cancelled before the next is submitted.
     why = "Slurm holds its job, which was started too often"
     with workspace.journal(directory, "sync") as journal:
         journal.write(JobReplaced(job_id=newest.job_id, restart=newest.restart, why=why))

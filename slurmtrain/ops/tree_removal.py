@@ -131,6 +131,7 @@ class _Tree:
     def empty(self, handle: int, prefix: str) -> None:
         """Remove what is in an open directory. ``prefix``: its path relative to the tree, with a slash at its end."""
         status = os.fstat(handle)
+        # Nothing can be removed from a directory that its owner cannot write to (unlink(2), EACCES).
         if not self._dry and not status.st_mode & stat.S_IWUSR:
             with contextlib.suppress(OSError):
                 os.fchmod(handle, stat.S_IRWXU)
@@ -169,6 +170,7 @@ class _Tree:
         if stat.S_ISDIR(status.st_mode):
             inner = os.open(name, _DIRECTORY, dir_fd=handle)
             try:
+                # Again: between the two calls, the name may have come to mean another directory.
                 status = os.fstat(inner)
                 check_owner(status, self._directory / path)
                 if status.st_dev != device:

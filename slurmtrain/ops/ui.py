@@ -77,6 +77,7 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
     experiment, title = MlflowTracker({"uri": store}, workspace.root).experiment_of(ids[newest])
     if len(chosen) == 1:
         return Page(store, run_page(experiment, ids[newest]))
+    # By default an experiment is called like its runs: its whole list has them.
     if name in (None, title):
         return Page(store, runs_page(experiment))
     return Page(store, runs_page(experiment, [ids[run] for run in chosen if ids.get(run) and sent[run].uri == store]))
@@ -141,12 +142,14 @@ def keep_mirroring(workspace: Workspace, server: RunningServer, warn: Callable[[
         except OSError as error:
             problems = [f"{error.filename or workspace.root.path}: {describe_os_error(error)}"]
         finally:
+            # Only if it was opened: to ask for it would open it.
             if "store" in vars(again):
                 again.store.close()
         for problem in problems:
             if problem not in reported:
                 reported.add(problem)
                 warn(problem)
+        # From the end: a slow store gets a pause, too.
         due = time.monotonic() + EVERY_S
 
 

@@ -101,6 +101,7 @@ def _is_sending(workspace: Workspace) -> bool:
 
 def _is_recent(path: Path) -> bool:
     try:
+        # A file server's clock may be ahead of ours.
         return abs(time.time() - path.stat().st_mtime) < _SENDING_S
     except OSError:
         return False

@@ -160,6 +160,7 @@ def verify(
 
 def verify_checkpoint(path: Path, show: ShowProgress) -> Checked:
     """Compare the files of one checkpoint with the sizes and hashes of its manifest; ``show`` gets the progress."""
+    # With hashes: 'export' must not hand on a damaged model.
     with _Verifier(True, show) as verifier:
         return verifier.begin(path)()
 

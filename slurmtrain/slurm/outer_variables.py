@@ -54,6 +54,7 @@ def placed(plan: Plan, variables: Mapping[str, str] | None = None) -> Plan:
     options = place_options(counting_variables(plan) if variables is None else variables)
     if not options:
         return plan
+    # The spec's options last: a variable counts only where the spec says nothing.
     return plan.asking({**options, **plan.spec.slurm})
 
 
@@ -81,6 +82,7 @@ def notes(plans: Sequence[Plan]) -> list[str]:
     environ = of_sbatch()
     places = (counting_variables(plan, environ=environ) for plan in plans)
     counts = describe_variables({name: value for each in places for name, value in each.items()})
+    # The runs of a sweep mostly set the same options, which are then looked at once.
     owns = dict.fromkeys(map(_set_by, plans))
     lost = dict.fromkeys(text for own in owns for text in without_effect(os.environ, own, OPTIONS))
     parts = [f"from this environment: {counts}"] if counts else []

@@ -170,6 +170,7 @@ def read_accounting(text: str) -> dict[str, list[Job]]:
     """
     starts: dict[str, list[Job]] = {}
     for line in text.split("\n"):
+        # The name comes last, and may contain the separator.
         cells = line.split("|", len(ACCOUNTING_FIELDS) - 1)
         if len(cells) < len(ACCOUNTING_FIELDS):
             continue
@@ -443,6 +444,7 @@ def job_arrays(jobs: Mapping[str, Job]) -> dict[str, str]:
     for job in jobs.values():
         word, array = job.name.rpartition("-")[2], job.id.partition("_")[0]
         # Whatever else has this id in its name was submitted later: nobody knew it before.
+        # By length first: ids are numbers written as text.
         arrays[word] = min(arrays.get(word, array), array, key=lambda job_id: (len(job_id), job_id))
     return arrays
 

@@ -28,6 +28,7 @@ from slurmtrain.system.process import block_signals
 
 # Slurm kills a job's processes KillWait (30 s by default) after its requeue: all commands must be done by then.
 _PATIENCE_S = 5.0
+# Seconds between tries of a change: all of them together are far less than KillWait.
 _PAUSES_S = (0.1, 0.2, 0.4, 0.8, 1.0)
 # sbatch options, which may be missing from the batch script if they came from the environment, and their record fields.
 _OPTIONS = {"partition": "Partition", "account": "Account", "qos": "QOS", "reservation": "Reservation",
@@ -90,6 +91,7 @@ class SlurmQueue:
             if not without:
                 return
             try:
+                # Only after the requeue: the excluded nodes of a running job cannot be changed.
                 _update(job_id, f"ExcNodeList={excluded}")
             except SlurmDown:
                 # It would start on the same nodes: a person, or the next command, releases it.
@@ -226,6 +228,7 @@ def release_held(job_id: str, without: Sequence[str], *, always: bool) -> bool:
     missing = not set(without) <= set(expanded(before))
     if job.get("JobState") != "PENDING" or job.get("Reason") not in HELD_BY_USER or not (missing or always):
         return False
+    # Before the release, or it could start on them at once.
     if missing:
         run_command("scontrol", "update", f"JobId={job_id}", f"ExcNodeList={add_nodes(before, without)}")
     run_command("scontrol", "release", job_id)

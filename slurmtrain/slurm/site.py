@@ -149,6 +149,7 @@ def read_cluster(config: Mapping[str, str]) -> Cluster:
         cred_expire_s=float(expire[1]) if expire else CRED_EXPIRE_S,
         slurmd_timeout_s=_leading_number(config.get("SlurmdTimeout", ""), SLURMD_TIMEOUT_S),
         over_limit_s=_minutes(config.get("OverTimeLimit", "")),
+        # Seconds, Slurm's default (slurm.conf(5), MinJobAge).
         min_job_age_s=_leading_number(config.get("MinJobAge", ""), 300.0),
         accounting=_plugin(config.get("AccountingStorageType", "")) == "slurmdbd",
         gathers_usage=_plugin(config.get("JobAcctGatherType", "")) != "none",
@@ -372,6 +373,7 @@ def choose_nodes(plan: Plan, partitions: Partitions, nodes: Sequence[NodeInfo], 
         return NodeChoice()  # not a valid list of nodes: sbatch will report it
     fitting = [node for node in nodes if node.partition in names and _node_fits(node, plan, options)]
     choice = NodeChoice()
+    # The least wanted first: each exclusion leaves fewer nodes to do without.
     for name in [name for name in candidates if name not in excluded]:
         gone = excluded | {*choice.excluded, name}
         # A job gets its nodes from one partition.

@@ -93,6 +93,7 @@ def read_options(option: str, program: str = "sbatch") -> frozenset[str]:
     path = shutil.which(program)
     if path is None:
         return frozenset()
+    # The configuration says which plug-ins add options.
     key = [file_identity(path), os.environ.get("SLURM_CONF", "")]
     remembered = load_answer(f"{program}-options", key)
     if isinstance(remembered, list) and option in remembered:

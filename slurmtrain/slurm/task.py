@@ -31,5 +31,6 @@ def run_packed(elements: str) -> None:
     from slurmtrain.slurm.requeue import PackQueue
 
     submission = enter_element(Path(elements), packed=True)
+    # Not by the batch script, as for other elements: the tasks of a pack belong to different runs.
     os.chdir(submission.run.path)
     run_agent(str(submission.path), queue=PackQueue(submission))

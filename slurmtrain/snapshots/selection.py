@@ -148,6 +148,7 @@ def _list_code(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], Se
     if source.by_default and (why := why_no_project(workdir)):
         raise NoSnapshot(f"{workdir} {why}; set 'workdir' to the directory of the code")
     rules = [*RULES, *_pattern_lines(workdir / ".gitignore"), *code.exclude]
+    # One more than allowed, which _stat() then refuses.
     paths = list(islice(list_folder(workdir, _rules(workdir, rules)), _MOST_FILES + 1))
     return workdir, _outside_of(workdir, runs_root, paths), (), notes
 
@@ -195,6 +196,7 @@ def _files_of(root: Path, path: str) -> Iterator[str]:
 
 def _stat(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:
     """The files and links among these paths that are there. Raises NoSnapshot if there are too many."""
+    # Text and not a Path for each file: there may be a hundred thousand.
     number, top = 0, f"{root}/"
     for path in paths:
         try:
@@ -302,6 +304,7 @@ def list_folder(root: Path, ignored: Callable[[str], bool]) -> Iterator[str]:
                 f"the files of {root} have not been listed within {_TIMEOUT_S:.0f} s; set 'workdir' to the directory "
                 "of the code, or set 'code: none'"
             )
+        # An environment inside the project, whatever it is called.
         if folder != top and not {"pyvenv.cfg", "conda-meta"}.isdisjoint([*directories, *files]):
             directories.clear()
             continue
@@ -329,6 +332,7 @@ _MOST_ADDED = 1000
 
 def find_root(directory: Path) -> Path:
     """The outermost work tree that a directory is in: a submodule's is part of another one. Raises NoGit."""
+    # Outside of any work tree, git need not be started.
     if not any((parent / ".git").exists() for parent in (directory, *directory.parents)):
         raise NoGit("")
     root = directory

@@ -105,6 +105,7 @@ def code_kind(status: os.stat_result) -> str:
 
 # --- taking a snapshot ------------------------------------------------------------------------------------------------
 
+# No submission takes a day to store a snapshot, so what is older belongs to a killed one.
 _LITTER_S = 86400.0
 _READ_ONLY = 0o400
 # A gzip file ends with how many bytes it stands for (RFC 1952).

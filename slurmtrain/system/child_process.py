@@ -49,6 +49,7 @@ class HelperProcess:
         """
         with block_signals(blocked):
             self._process = subprocess.Popen(
+                # -P: otherwise modules in the current directory, maybe a run's own, would be imported instead.
                 own_python("-P", "-m", module),
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE if answers else None,
@@ -56,6 +57,7 @@ class HelperProcess:
                 bufsize=0 if answers else -1,
                 env=dict(environ),
             )
+        # If it has died already, whoever waits for its answers or its end notices that.
         with contextlib.suppress(BrokenPipeError):
             self._input.write(orders)
             self._input.flush()

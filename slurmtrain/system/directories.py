@@ -103,11 +103,13 @@ class DeletionWatch:
                     return
             self._deleted.set()
         finally:
+            # By this thread: closed by another, its number could mean another file in the next stat().
             os.close(self._handle)
 
     def _is_gone(self) -> bool:
         try:
             os.stat(self._file, dir_fd=self._handle, follow_symlinks=False)
         except OSError as error:
+            # Any other error says that the server does not answer, not that the file is gone.
             return error.errno in _GONE
         return False

@@ -61,6 +61,7 @@ def make_directory(path: Path, *, private: bool = False) -> Path:
 
 def make_new_directory(path: Path) -> None:
     """Create a directory that must not exist. Raises OSError, such as FileExistsError."""
+    # mkdir(2) ignores the set-group-ID bit, and the umask takes others: a shared one needs chmod.
     path.mkdir(mode=DIRECTORY_MODE)
     if _is_shared_directory(path.parent):
         path.chmod(SHARED_DIRECTORY_MODE)

@@ -68,6 +68,7 @@ def _restore_umask() -> None:
 def enter_agent() -> None:
     """Make new files of this process, a node agent, private for good; note in its environment what its ranks get."""
     before = os.umask(PRIVATE)
+    # The submitting command has set it, unless the site's sbatch exports nothing.
     os.environ.setdefault(UMASK_VARIABLE, f"{before:04o}")
 
 

@@ -72,5 +72,6 @@ def open_appending(path: Path) -> int:
 
 def command_journal(directory: Path, command: str) -> Journal:
     """A new journal in ``directory`` for one ``command`` on the login node."""
+    # Names sort by time; the rest keeps commands on different machines apart, which may have the same pid.
     stamp = base32(int(time.time() * 1000), 9)
     return Journal(directory / f"{command}-{stamp}-{os.getpid()}-{secrets.token_hex(4)}.jsonl")

@@ -236,6 +236,7 @@ def _lines_in(run: RunDir, folder: str, problems: list[str]) -> list[JournalFile
             continue
         if not stat.S_ISREG(status.st_mode):
             problems.append(f"{name} is {kind_of(status)}, not a regular file")
+        # The registry stores names as text.
         elif not is_text(entry.name):
             problems.append(f"{name!a} has a name that is not UTF-8")
         else:

@@ -220,6 +220,7 @@ def describe_holder(path: Path, handle: int) -> str:
 
 def describe_lockers(path: Path) -> str:
     """The processes on this machine that have a lock on a file, in words; empty if none can be seen."""
+    # As /proc shows open files: without links.
     target = os.path.realpath(path)
     texts = []
     for process in Path("/proc").iterdir():

@@ -70,6 +70,7 @@ def check_owner(status: os.stat_result, path: Path | str, *, owner: int | None =
     if owner is None:
         owner = os.geteuid()
     if status.st_uid not in (owner, 0):
+        # The kernel's default (proc(5), /proc/sys/kernel/overflowuid).
         nobody = 65534
         with contextlib.suppress(OSError, ValueError):
             nobody = int(Path("/proc/sys/kernel/overflowuid").read_text(encoding="utf-8"))

@@ -55,6 +55,7 @@ def is_stopped(pid: int) -> bool:
         stat = Path(f"/proc/{pid}/stat").read_bytes()
     except OSError:
         return False
+    # By a signal, or by a debugger (proc(5)).
     return _fields(stat)[0] in (b"T", b"t")
 
 
@@ -80,6 +81,7 @@ def descend(table: Mapping[int, Entry], pid: int) -> list[Entry]:
         children.setdefault(entry.parent, []).append(entry)
     descendants: list[Entry] = []
     parents = [pid]
+    # The list grows meanwhile: level by level, so that parents come first.
     for parent in parents:
         below = children.get(parent, [])
         descendants += below

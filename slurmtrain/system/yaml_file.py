@@ -197,6 +197,7 @@ def write_yaml(data: Any, *, flow: bool = False) -> str:
         data: The data.
         flow: Whether lists and mappings are written as in ``[1, 2]``.
     """
+    # So wide that PyYAML does not fold long commands.
     return yaml.dump(
         data, Dumper=FileDumper, sort_keys=False, allow_unicode=True, width=10_000, default_flow_style=flow
     )

@@ -192,6 +192,7 @@ def spec_settings(workspace: Workspace, record: Mapping[str, Any], run: Run, not
         "workdir": data.get("workdir"),
         "python": data.get("python"),
     }
+    # By default it is the run's name, which is not compared.
     if resolved.get("tracking.mlflow.experiment") == run.name:
         del resolved["tracking.mlflow.experiment"]
     # What refers to a parameter differs because the parameter does.
@@ -291,6 +292,7 @@ def _rank_by_database(
     workspace: Workspace, runs: ListedRuns, question: Question, by: str | None, larger: bool | None
 ) -> Ranking | None:
     """The best of thousands of runs by a metric, if nothing else is asked; None: all must be read."""
+    # This is 'best --by METRIC' without names and conditions; all else needs the fields of each run.
     if by is None or question != Question(namesakes=True, for_programs=True) or len(runs) <= _RANKED:
         return None
     examples = [RunRecord(workspace, listed) for listed in runs.fetch(runs.worth_listing(_EXAMPLES)).values()]

@@ -185,6 +185,7 @@ def _code_difference(
     pair = (versions[0], versions[1])
     if first is None and second is None and all(revisions):
         differences = [workspace.root.run(run.id).code_difference for run in runs]
+        # There is no file if the code was clean, or if its difference was too long to keep (Provenance).
         texts = [path.read_bytes() if path.is_file() else b"" for path in differences]
         if revisions[0] != revisions[1] or texts[0] != texts[1]:
             return CodeDifference(versions=pair, same=False, why="they have no snapshots, only these revisions")

@@ -26,6 +26,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
 
+# The unit of the memory that nodes note (runtime/agent/node_notes).
 _MEGABYTE = 1e6
 _RANK = re.compile(r"rank-\d+(?:\.(\d+))?\.jsonl")
 _GPU_USE = re.compile(r"gpu_\d+_utilization_percentage")
@@ -243,6 +244,7 @@ def _measure(workspace: Workspace, run: Run, notes: list[str]) -> Performance:
         rows: dict[tuple[int, int], list[Segment]] = {}
         for segment in read_rows(run, directory):
             began = segment.block.times[segment.start]
+            # Metrics do not say after which restart they were logged: their times do.
             restarts = sum(float(restart["at"]) <= began for restart in attempts[segment.attempt].restarts)
             rows.setdefault((segment.attempt, restarts), []).append(segment)
         starts = [_Start(attempts[number], restarts, each) for (number, restarts), each in rows.items()]

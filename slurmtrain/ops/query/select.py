@@ -153,6 +153,7 @@ def _fold(
     workspace: Workspace, runs: ListedRuns, shown: Sequence[Mapping[str, Any]], *, archived_too: bool
 ) -> Sequence[Mapping[str, Any]]:
     """The runs that are ``shown``, with one line for all runs of a sweep in place of the first of them."""
+    # The registry has no sweeps of other users, so their runs are not folded.
     sweeps = dict.fromkeys(run["sweep"] for run in shown if run["sweep"] and "user" not in run)
     if not sweeps:
         return shown
@@ -175,6 +176,7 @@ def _fold(
 def by_worth(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """The runs that may still change first, and of these and the others the newest first."""
     newest_first = sorted(runs, key=lambda run: str(run["id"]), reverse=True)
+    # Sorting is stable: within both halves the newest stays first.
     return sorted(newest_first, key=lambda run: run["state"] in ENDED)
 
 
@@ -216,6 +218,7 @@ def _candidates(runs: ListedRuns, question: Question, conditions: Sequence[_Stat
         groups = [choose_all_listed(runs, name, namesakes=question.namesakes) for name in question.names]
         if not archived_too:
             rows = runs.index_of([run_id for ids in groups for run_id in ids])
+            # A name that means archived runs only means them all the same.
             groups = [[run_id for run_id in ids if not _is_put_away(rows[run_id])] or ids for ids in groups]
         return list(dict.fromkeys(run_id for ids in groups for run_id in ids))
     if not question.is_about_all:
@@ -241,6 +244,7 @@ def _examples(
     """
     if records:
         yield records
+    # All runs last: they are read only if a field seems not to exist.
     for ids in (runs.worth_listing(_EXAMPLES), runs.index):
         examples = [RunRecord(workspace, listed) for listed in runs.fetch(ids).values()]
         attach_measures(workspace, examples, measures)

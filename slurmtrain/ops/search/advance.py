@@ -169,6 +169,7 @@ def begin_search(workspace: Workspace, spec: SpecFile, executor: str) -> Submiss
     make_directory(workspace.root.searches)
     advanced = Advance(notes=[*map(str, spec.warnings), *notes])
     with locked_search(workspace, record.sweep, wait=True):
+        # Before any run: if this is killed, the next 'sync' takes the search further, or forgets it.
         store(workspace, record)
         try:
             advance(workspace, record, advanced, is_new=True)
@@ -322,6 +323,7 @@ def _prune(workspace: Workspace, study: Study, runs: Sequence[TrialRun], advance
             request_end(workspace, each.run.id, why)
             advanced.notes.append(f"run {each.run.id} was {why}")
             pruned.append(each.run.id)
+    # After all requests, so that the runs end side by side.
     finish_cancel(workspace, pruned)
     advanced.ending += pruned
 
@@ -450,6 +452,8 @@ def _import_optuna() -> Any:
 def _sampler(search: SearchSpec, number: int) -> Any:
     """The sampler that chooses the trial with this number."""
     samplers = _import_optuna().samplers
+    # By the trial's number, so that it does not matter which command asks; NumPy's seeds have 32 bits. The factor keeps
+    # neighbouring seeds apart for a million trials.
     seed = (search.seed * 1_000_003 + number) % 2**32
     if search.sampler.name == "random":
         return _make_method(samplers.RandomSampler, "sampler", search.sampler, seed=seed)

@@ -13,6 +13,7 @@ from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.ops.shared.observe import ListedRuns, Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 
+# No run can be called that: names have no '@' (model/experiment/values).
 LAST = "@last"
 _WILDCARDS = set("*?[")
 _SHOWN = 5
@@ -44,6 +45,7 @@ def choose_run(runs: Mapping[str, Named], name: str) -> str:
     if not runs:
         raise RunNotFound(f"there is no run {name!r}: there are no runs here; 'slurmtrain submit' starts one")
     if name == LAST:
+        # Ids begin with their time of creation, and sort by it.
         return max(runs)
     if name in runs:
         return name
@@ -53,6 +55,7 @@ def choose_run(runs: Mapping[str, Named], name: str) -> str:
     swept = of_sweep(runs, name)
     if swept:
         raise RunNotFound(f"{name!r} is a sweep of {len(swept)} runs: {_few_names(runs, swept)}; name the run")
+    # Ids have no capital letters.
     begun = sorted(run_id for run_id in runs if name and run_id.startswith(name.lower()))
     if len(begun) == 1:
         return begun[0]
@@ -149,6 +152,7 @@ def choose_listed(runs: ListedRuns, name: str) -> str:
     try:
         return choose_run(runs.named([name]), name)
     except RunNotFound:
+        # For the message alone, which suggests similar names of all runs.
         return choose_run(runs.index, name)
 
 
@@ -195,6 +199,7 @@ def refuse_others(workspace: Workspace, observed: Observed, names: Sequence[str]
     shared_root = workspace.config.shared_root
     if shared_root is None:
         return
+    # This user's registry knows nothing of others' runs: only their directories say whose an id is.
     for name in names:
         if is_run_id(name) and name not in observed.runs.named([name]):
             for place in shared_root.glob(f"*/{name}"):

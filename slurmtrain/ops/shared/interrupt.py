@@ -30,6 +30,7 @@ class StopSignal:
         # latter, since Python retries it (PEP 475); a byte in the pipe does.
         self._reader, self._writer = os.pipe()
         for end in (self._reader, self._writer):
+            # signal.set_wakeup_fd() refuses a descriptor that blocks.
             os.set_blocking(end, False)
         if threading.current_thread() is not threading.main_thread():
             return self
@@ -51,11 +52,13 @@ class StopSignal:
         deadline = time.monotonic() + seconds
         while self.raised is None and (left := deadline - time.monotonic()) > 0:
             if select.select([self._reader], [], [], left)[0]:
+                # Any signal with a handler in Python leaves its byte, also one that does not end this wait.
                 os.read(self._reader, 512)
         return self.raised is not None
 
     def _handle(self, number: int, _frame: FrameType | None) -> None:
         self.raised = signal.Signals(number)
+        # Whoever presses Ctrl-C twice wants to be rid of a command that hangs in its last work.
         self._restore()
 
     def _restore(self) -> None:
@@ -68,5 +71,6 @@ def uninterrupted() -> Iterator[None]:
     """Put off a first SIGTERM or SIGINT until what is done here has succeeded; it then has its usual effect."""
     with StopSignal() as stop:
         yield
+    # Not reached if the block raises: its exception ends the command anyway.
     if stop.raised is not None:
         signal.raise_signal(stop.raised)

@@ -96,6 +96,7 @@ def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
     try:
         with command_journal(workspace.root.nodes, "forgive") as journal:
             for host in hosts:
+                # By run and attempt, not by time: clocks differ, and whatever is found later must count again.
                 findings = [entry.key[:2] for entry in entries if entry.host == host and entry.key not in pardons]
                 journal.write(NodeForgiven(host=host, by=person(), findings=findings))
     except OSError as error:
@@ -129,6 +130,7 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
     try:
         partitions, nodes = workspace.scheduler.partitions(), workspace.scheduler.nodes()
     except SlurmDown as error:
+        # A preflight of this run has failed on these nodes: without the exclusion, it could get them again.
         if must:
             raise LaunchError(f"Slurm does not answer; try again later ({error})") from error
         return Exclusions(notes=[f"{error}; nodes that failed a preflight are not left out"])

@@ -98,12 +98,14 @@ def adopt(workspace: Workspace, directory: RunDir, run: Run) -> bool:
         if stack.enter_context(locked(directory.lock, wait=False)) is None:
             return False  # the submission is still in progress
         process, starting = find_controller(directory.submission(attempt.submission))
+        # What the killed command has left may still start a controller: the next look decides.
         if process is None and starting:
             return False
         journal = stack.enter_context(workspace.journal(directory, "adopt"))
         number, job_id = attempt.submission, attempt.job_id
         if process is not None:
             journal.write(Submitted(submission=number, job_id=job_id, process=process.to_dict(), adopted=True))
+        # If an agent has journaled, the job began, and its own journal tells the rest.
         elif not any(directory.attempt(attempt.job_id, attempt.restart).path.glob("node-*.jsonl")):
             reason = "its submission was killed before the job began"
             journal.write(Unstarted(submission=number, job_id=job_id, reason=reason))

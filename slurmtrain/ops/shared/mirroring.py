@@ -50,6 +50,7 @@ def mirror_runs(workspace: Workspace, runs: Mapping[str, Listed], *, wait: bool 
     if workspace.store.in_memory:  # it is unknown what was sent already
         return outcome
     sent = workspace.store.sent()
+    # Of a run without an entry nothing has been sent: the default's revision, -1, differs from any.
     waiting = [
         run_id
         for run_id, listed in runs.items()
@@ -160,6 +161,7 @@ def send_run(workspace: Workspace, trackers: Trackers, run_id: str, before: Mapp
                 trackers.give_up(target, error)
             problems[target.name] = str(error)
             sender.note_problem(target.name, sent, str(error))
+    # Trackers that the plan no longer names count as complete, or this run would be looked at each time.
     for name in before.keys() - {target.name for target in targets}:
         sender.note(replace(before[name], revision=sender.revision))
     return problems
@@ -261,6 +263,7 @@ class RunSender:
         """
         sent = self._noted.get(name) or before or Sent(name, "")
         since = sent.since if sent.problem and sent.since is not None else time.time()
+        # No run has this revision, so the next command tries again.
         self.note(replace(sent, revision=-1, problem=problem, since=since))
 
     @property

@@ -195,6 +195,7 @@ def group_attempts(
         attempts: the attempts.
         limits: what holds for each run, by its id; None: as it was submitted; the runs have been observed.
     """
+    # Slurm need not be asked how large an array may be: most submissions are of a single run.
     if len(attempts) < 2:
         return [(attempts, SweepLimit())] if attempts else []
     limits = read_limits(workspace, [each.run.id for each in attempts]) if limits is None else limits
@@ -245,6 +246,7 @@ def split_groups(keyed: Iterable[tuple[str | None, T]], largest: int, pack: int 
     """
     groups: dict[str | int, list[T]] = {}
     for number, (key, member) in enumerate(keyed):
+        # Keys are text, so a number never joins a member to others.
         groups.setdefault(number if key is None else key, []).append(member)
     size = max(1, largest) * pack
     parts: list[Sequence[T]] = []

@@ -316,11 +316,13 @@ def is_file_check_due(workspace: Workspace) -> bool:
 def _is_check_due(mark: Path, every_s: float) -> bool:
     """Whether all runs that have settled are to be looked at again; notes in the file ``mark`` that it is done."""
     try:
+        # abs(): a mark from before the clock was set back must not put the check off for long.
         if abs(time.time() - mark.stat().st_mtime) < every_s:
             return False
     except OSError:
         pass  # there is none yet
     with contextlib.suppress(OSError):
+        # Noted before the look: if this command is killed, the look is left out once, which costs nothing but time.
         handle = os.open(mark, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o600)
         os.utime(handle)
         os.close(handle)
@@ -344,6 +346,7 @@ def _remove_gone(workspace: Workspace, census: _Census, only: Collection[str], *
         from slurmtrain.ops.shared import local_jobs
 
         for run_id, run in workspace.store.load_all(open_runs).items():
+            # What cannot be asked counts as running: its row is all that still names its job.
             may_run = True
             if run.executor != "slurm":
                 may_run = local_jobs.alive(run) is None or bool(
@@ -386,6 +389,7 @@ def _suspects(workspace: Workspace, census: _Census, *, thorough: bool) -> list[
 def _read_suspects(look: _Look, directories: Sequence[RunDir], *, ask_slurm: bool) -> None:
     """Ingest what is new, and look for the processes and jobs of runs that have not settled."""
     on_slurm: list[RunDir] = []
+    # In batches, each forgotten afterwards: thousands of runs with their attempts take much memory.
     for first in range(0, len(directories), _FEW):
         batch = directories[first : first + _FEW]
         look.ingest(look.unread(batch), dead=False)

@@ -124,10 +124,12 @@ def as_checkpoints(run: Run, own: Sequence[ExternalCheckpoint]) -> list[Checkpoi
 
     The record of a checkpoint, such as that it was verified, is kept.
     """
+    # By time as well: a script may write the same file again, and that is another checkpoint.
     recorded = {(Path(each.path), each.saved_at): each for each in run.checkpoints}
     on_disk = [_as_checkpoint(run, each, recorded.get((each.path, each.saved_at))) for each in reversed(own)]
     paths = {(Path(each.path), each.saved_at) for each in on_disk}
     gone = [
+        # Nobody has noted when it went: any time keeps it from counting as on disk.
         each if each.pruned_at is not None else replace(each, pruned_at=each.saved_at)
         for place, each in recorded.items()
         if place not in paths
@@ -137,6 +139,7 @@ def as_checkpoints(run: Run, own: Sequence[ExternalCheckpoint]) -> list[Checkpoi
 
 def _as_checkpoint(run: Run, own: ExternalCheckpoint, recorded: Checkpoint | None) -> Checkpoint:
     started = (a for a in reversed(run.attempts) if a.started_at is not None)
+    # A script does not say which attempt has saved: it is the last that had started by then.
     attempt = next((a.number for a in started if (a.started_at or 0.0) <= own.saved_at), None)
     return Checkpoint(
         step=own.step,

@@ -113,6 +113,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
     # Of the networks, the elected one is named; before the election there is none.
     networks = [dict(network) for network in attempt.network.get("networks", ())]
     elected = attempt.network.get("elected")
+    # The index is a journal's, which may hold any number.
     name = networks[elected].get("name") if isinstance(elected, int) and 0 <= elected < len(networks) else None
     excluded = [dict(interface) for interface in attempt.network.get("excluded", ())]
     return {
@@ -383,6 +384,7 @@ def _environment(directory: RunDir, by_node: Mapping[int, EnvironmentNoted]) -> 
 
 def _read_packages(directory: RunDir, name: str) -> Software | None:
     """A list of packages; None if it is missing, or its name is none."""
+    # It comes from a journal and becomes part of a path, which must not lead elsewhere.
     if not (name.isalnum() and name.isascii()):
         return None
     with contextlib.suppress(OSError):

@@ -228,6 +228,7 @@ def _note(workspace: Workspace, directory: RunDir, run: Run, answers: _Answers) 
     observations = new_observations(run, answers.queue, answers.accounting, time.time())
     if not observations:
         return False
+    # What cannot be written now, as on a full disk, is observed again by the next command.
     with contextlib.suppress(OSError), workspace.journal(directory, "observe") as journal:
         for observed in observations:
             journal.write(_with_files(directory, run, observed))
@@ -247,6 +248,7 @@ def _with_files(directory: RunDir, run: Run, observed: JobObserved) -> JobObserv
     place = directory.attempt(observed.job_id or "", observed.restart)
     attempt = next((attempt for attempt in run.attempts if attempt.key == place.path.name), None)
     reason, nodes = observed.reason, observed.nodes
+    # In these states Slurm has ended the job, not an error of its own: its last output explains nothing.
     is_slurms = base(observed.state or "") in ("CANCELLED", "PREEMPTED", "NODE_FAIL", "REQUEUED", "BOOT_FAIL")
     if reason is None and not (attempt and attempt.hosts) and not is_slurms:
         # Its agents journaled nothing: the last output of the job may tell why.

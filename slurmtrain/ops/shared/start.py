@@ -156,6 +156,7 @@ def start(
     requests = [replace(each, excluded_nodes=excluded.nodes) for each in requests]
     # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
     local_id = None if on_slurm else "local-" + "".join(secrets.choice(ALPHABET) for _ in range(_JOB_DIGITS))
+    # The process that calls sbatch inherits them, so they stay held if this command is killed.
     locks = [each.held.lock for each in attempts]
     # From here on there is something that a killed command would leave: a first signal waits for the end.
     with uninterrupted(), ExitStack() as stack:
@@ -176,6 +177,7 @@ def start(
             group.remove()
             raise
         try:
+            # Durable before there can be a job: 'sync' finds the job of a killed command by what is written here.
             with group.together():
                 group.announce(local_id)
             job_id, process = _submit_group(group, launcher, locks, at_once, local_id)
@@ -475,6 +477,7 @@ def _new_array(workspace: Workspace) -> ArrayDir:
         name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
         array = workspace.root.array(name)
         try:
+            # The names of jobs end with the id of a run or of an array: no two may be equal.
             if workspace.root.run(name).path.exists():
                 continue
             make_new_directory(array.path)

@@ -63,6 +63,7 @@ def only_one(workspace: Workspace, specs: Collection[Spec]) -> Iterator[None]:
     with contextlib.ExitStack() as locks:
         # In one order, so that two commands cannot wait for each other.
         for name in sorted({spec.name for spec in specs if is_singleton(spec.slurm)}):
+            # The lock's file is in the runs root, which may not exist yet.
             workspace.prepare()
             locks.enter_context(locked(workspace.root.name_lock(name)))
         yield
@@ -205,6 +206,7 @@ def _end_if_blocked(workspace: Workspace, run_id: str, jobs: list[str]) -> str:
         if not upstream_problem(workspace, directory):
             return ""
         with locked(directory.lock, wait=False) as lock:
+            # Its holder is starting or ending it: a later command looks again.
             if lock is None:
                 return ""
             # Again: somebody may have started the other run meanwhile.

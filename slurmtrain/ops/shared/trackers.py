@@ -76,6 +76,7 @@ def link(workspace: Workspace, run: Run, name: str, remote_id: str, uri: str) ->
         remote_id: Its id of the run.
         uri: Where it keeps runs.
     """
+    # Only MLflow's id is one of the run's own facts (mlflow_run_id); others' are kept with what was sent.
     if name != MLFLOW or remote_id == run.mlflow_run_id:
         return False
     with workspace.journal(workspace.root.run(run.id), "sync") as journal:

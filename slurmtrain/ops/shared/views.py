@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.run import Checkpoint
     from slurmtrain.registry.rows import Listed
 
+# It stays as long as fields are only added, never changed (CONTRIBUTING.md).
 SCHEMA = 1
 # The rate is computed from the last lines of the metrics: this much of the file, in bytes.
 _TAIL_BYTES = 16_384
@@ -138,6 +139,7 @@ def _tracker(listed: Listed, row: Mapping[str, Any]) -> dict[str, Any]:
         "tracker": row["tracker"],
         "remote_id": row["remote_id"],
         "step": row["step"],
+        # Never negative: after a rollback a tracker may have later steps than the run.
         "behind": None if newest is None else max(0, newest - (row["step"] or 0)),
         "complete": row["revision"] == listed.revision,
         "refused": json.loads(row["refused"]),
@@ -230,4 +232,5 @@ def _rounded(value: float | None) -> float | None:
 
 
 def _finite_or_none(value: Any) -> Any:
+    # JSON has neither NaN nor infinities.
     return None if isinstance(value, float) and not math.isfinite(value) else value

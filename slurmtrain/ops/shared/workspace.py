@@ -61,6 +61,7 @@ class Workspace:
     def has_registry(self) -> bool:
         """Whether there may be a registry: a command that finds none, and no runs, need not create one."""
         registry = self.config.registry
+        # Only by asking a server could one know what is there: the runs root stands for it.
         return (registry if isinstance(registry, Path) else self.config.runs).exists()
 
     @cached_property
@@ -111,6 +112,7 @@ class Workspace:
         except FileNotFoundError:
             return frozenset()
         try:
+            # One by one: a root may have thousands of runs, and a command asks for few.
             present = set(run_ids_among(run_ids))
             for run_id in tuple(present):
                 try:
@@ -218,5 +220,6 @@ def person() -> str:
     try:
         name = getpass.getuser()
     except (KeyError, OSError):
+        # A container may not know the account: KeyError until Python 3.12, OSError from 3.13 on.
         name = str(os.getuid())
     return f"{name}@{socket.gethostname()}"

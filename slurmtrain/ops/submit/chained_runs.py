@@ -98,6 +98,7 @@ class Chain:
             for index, planned in enumerate(self._specs[number].runs):
                 targets = []
                 if is_singleton(planned.plan.spec.slurm):
+                    # Once, and only if something is looked up: most submissions name no earlier run.
                     observed = observed or observe(self._workspace)
                     targets.append(self._namesakes(number, planned, observed))
                 for dependency in dependencies_of(planned.plan.spec):
@@ -249,6 +250,7 @@ class StartPoint:
         from slurmtrain.runtime.checkpoint.checkpoint_files import copy_checkpoint, link_checkpoint
 
         try:
+            # A script may write to its files again, through any link; published checkpoints never change.
             (copy_checkpoint if self.of_script else link_checkpoint)(self.path, run)
         except FileNotFoundError as error:
             raise NoCheckpoint(f"{self.path} was deleted a moment ago; submit again, or name another step") from error

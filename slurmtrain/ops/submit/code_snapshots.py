@@ -41,6 +41,7 @@ from slurmtrain.runtime.code.packages import read_software
 if TYPE_CHECKING:
     from slurmtrain.snapshots.selection import CodeSource
 
+# Where a distribution has its programs; a program elsewhere may be the project's own.
 _OF_SYSTEM = frozenset({"/bin", "/sbin", "/usr/bin", "/usr/sbin"})
 # Programs that read files of the current directory without being told which.
 _READERS = frozenset({"python", "make"})
@@ -218,6 +219,7 @@ def find_provenance(workdir: Path, python: str) -> Provenance:
     git, difference = _git_facts(workdir)
     lines = difference.decode(errors="replace").strip().splitlines()
     safe = "".join(f"{redact_code(line)}\n" for line in lines).encode()
+    # All or nothing: a difference that was cut would look like a whole one.
     return Provenance(git, safe if len(safe) <= _MOST_BYTES else b"", read_software(Path(python)).to_text().encode())
 
 

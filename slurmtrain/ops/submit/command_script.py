@@ -303,6 +303,7 @@ def _absent(python: Interpreter, packages: tuple[str, ...]) -> frozenset[str]:
     kept = load_answer(name, python.key)
     # A damaged file is nobody's.
     with contextlib.suppress(TypeError, KeyError, IndexError):
+        # Whoever installs or removes a package changes the directory that it is in.
         if {*packages} <= {*kept["present"]} and kept["path"] == [file_identity(entry[0]) for entry in kept["path"]]:
             return frozenset()
     answer = _ask(python, packages)

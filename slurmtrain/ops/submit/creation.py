@@ -139,6 +139,7 @@ def create(
         ids = sorted(unborn.id.removeprefix(".new-") for unborn, _ in built)
         announce(ids)
         runs = [HeldRun(workspace.root.run(name), lock) for name, (_, lock) in zip(ids, built, strict=True)]
+        # Not strict: the list is empty if none of the runs starts after others.
         for run, after in zip(runs, batch.upstreams, strict=False):
             # Before it can be seen: whoever ends the upstream finds all that wait for it.
             for upstream in after:
@@ -264,6 +265,7 @@ def _build(
 
 
 def _new_id() -> str:
+    # 10 bits fill the two digits that an id has for them (model/run/layout).
     return run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
 
 

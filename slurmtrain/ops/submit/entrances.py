@@ -36,7 +36,9 @@ from slurmtrain.system.files import make_directory, read_json, write_json
 from slurmtrain.system.inherited import current_directory
 from slurmtrain.system.locks import locked
 
+# Within so many seconds the same plan is rather a command repeated by mistake than a second run.
 _RECENT_S = 60.0
+# Characters of an idempotency key.
 _LONGEST = 255
 
 

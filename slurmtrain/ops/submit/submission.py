@@ -123,6 +123,7 @@ class _Work:
         if self.executor == "slurm":
             # Updates the node ledger: what the journals of other runs say about nodes by now.
             observe(self.workspace, ask_slurm=False)
+        # After the checks, since it stores snapshots in the runs root.
         batches = [self._with_code(batch) for batch in batches]
         # Each run's lock is an open file until it is submitted.
         make_room(sum(len(batch.runs) for batch in batches))

@@ -88,12 +88,15 @@ def save_state(accelerator: Accelerator, step: int, directory: str | Path | None
     try:
         if accelerator.is_main_process:
             shutil.rmtree(unfinished, ignore_errors=True)  # of a save that was killed
+        # No rank writes before the leftovers are gone.
         accelerator.wait_for_everyone()
         accelerator.save_state(str(unfinished))
+        # The directory gets its name only when all ranks have written their files.
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
             _publish(unfinished, path)
             _delete_older(path.parent, step, keep)
+        # No rank returns a path that is not there yet.
         accelerator.wait_for_everyone()
     finally:
         loop.continue_steps()
@@ -103,6 +106,7 @@ def save_state(accelerator: Accelerator, step: int, directory: str | Path | None
 def _publish(unfinished: Path, path: Path) -> None:
     """Give a complete checkpoint its name; one of the same step, by an earlier attempt, is deleted after that."""
     replaced = path.with_name(f"{path.name}.replaced.tmp")
+    # A kill between these renames leaves two names that do not count: the run goes on from an older checkpoint.
     if path.exists():
         path.rename(replaced)
     unfinished.rename(path)

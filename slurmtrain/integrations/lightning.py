@@ -18,6 +18,7 @@ from lightning.pytorch.plugins.environments import SLURMEnvironment
 from slurmtrain.errors import UserError
 from slurmtrain.runtime.training.loop import current
 
+# With .tmp it is what a killed save has left.
 _STOP_FILE = re.compile(r"stop-step=(\d+)\.ckpt(?:\.tmp)?")
 
 
@@ -71,6 +72,7 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Begin to report, when the ``trainer`` has restored ``pl_module``."""
+        # Again, since a Trainer with num_sanity_val_steps=0 has no sanity check.
         self._loop.listen()
         self._loop.progress(trainer.global_step, _total_steps(trainer))
 
@@ -119,6 +121,7 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
         # kill leaves half of it. Sharded strategies write a directory, file by file.
         unfinished = path.with_name(f"{path.name}.tmp")
         trainer.save_checkpoint(unfinished)
+        # Sharded strategies write on all ranks, which must be done before the rename.
         trainer.strategy.barrier("slurmtrain")
         if trainer.is_global_zero:
             unfinished.rename(path)

@@ -47,14 +47,17 @@ class SlurmtrainCallback(TrainerCallback):  # type: ignore[misc]
             args.world_size,
             "without GPUs it needs TrainingArguments(use_cpu=True)",
         )
+        # Again: the Trainer, or a library that it calls, may have set handlers of its own since.
         self._loop.listen()
         self._loop.progress(state.global_step, state.max_steps)
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Report the step; ask the Trainer to save and to stop if the run is to stop."""
         self._loop.progress(state.global_step, state.max_steps)
+        # After the last step training ends by itself, and the run completes.
         if state.global_step < state.max_steps and self._loop.stop_requested():
             control.should_save = control.should_training_stop = True
+            # An evaluation might take up the time that is left for the save.
             control.should_evaluate = False
         self._begin_next(control)
 
@@ -77,6 +80,7 @@ class SlurmtrainCallback(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Note that an evaluation has ended."""
         self._loop.continue_steps()
+        # The Trainer saves right after the evaluation.
         if control.should_save:
             self._loop.begin_save()
 

@@ -61,6 +61,7 @@ class StepFile:
         rows_of: dict[int, tuple[tuple[int, float, int], dict[str, float]]] = {}
         for point in points:
             if point.fate is Fate.FINAL:
+                # A step may have been logged in several lines.
                 before = rows_of[point.step][1] if point.step in rows_of else {}
                 rows_of[point.step] = ((point.step, point.time, point.attempt), {**before, **point.metrics})
         merged = list(rows_of.values())
@@ -148,6 +149,7 @@ def files_named(directory: Path, *names: str) -> list[str]:
 def _csv_text(rows: Iterable[Sequence[object]], quoting: int = csv.QUOTE_MINIMAL) -> bytes:
     text = io.StringIO()
     csv.writer(text, lineterminator="\n", quoting=quoting).writerows(rows)  # type: ignore[arg-type]
+    # Names of metrics may have lone surrogates, which UTF-8 has no bytes for.
     return text.getvalue().encode(errors="backslashreplace")
 
 

@@ -41,6 +41,7 @@ from slurmtrain.system.files import make_directory, read_json, write_json
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import block_signals
 
+# How often node 0 looks at the files of newcomers, and writes its own.
 _LOOK_S = 2.0
 # How often Slurm is asked about a second job without agents yet.
 _ASK_S = 60.0

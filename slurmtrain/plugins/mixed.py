@@ -380,6 +380,7 @@ class Balancer:
         if better is not None and advice is ShareAdvice.CHANGE:
             self._shares.change(better, [each.most for each in gathered])
             self._times, self._batch, self._expected = [], None, None
+            # With other shares a loader starts its workers anew, so that the first step takes longer.
             self._remaining, self._skipped = 0, 1
         elif advice is ShareAdvice.WAIT:
             self._expected, self._remaining = None, math.ceil(_LONGER * count)

@@ -86,6 +86,7 @@ class TensorboardTracker(FileTracker):
         with self._writing():
             state = {"file": self._file.name, "bytes": self._file.stat().st_size, "step": self._step}
             write_json(self._folder / _STATE, state)
+            # After the state: a kill in between leaves the old events, which the next call then drops.
             for path in self._folder.glob(_OURS):
                 if path != self._file and path.stat().st_size:
                     write_atomically(path, b"")

@@ -46,6 +46,7 @@ from slurmtrain.tracking.tracker import (
 
 # W&B's own columns of a history begin with it.
 _RESERVED = "_"
+# How long a project's name may be, and which characters it must not have (wandb_settings.py).
 _LONGEST_PROJECT = 128
 _ILLEGAL = re.compile(r"[/\\#?%:]")
 _OWN_PARAM = "_wandb"
@@ -203,6 +204,7 @@ class WandbTracker(FileTracker):
             self._note_synced()
             step = self._file.keep(start.step)
             base = self._state.get("base")
+            # The server has steps that did not survive: the next directory rewinds the run there.
             if base is not None and base > (step or 0):
                 self._note(base=step or 0, written=None)
             elif self._state.get("written") is not None and self._state["written"] > (step or 0):

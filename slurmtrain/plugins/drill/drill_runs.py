@@ -244,6 +244,7 @@ class _DrillRuns:
             self.say(f"warning: {note}")
         if limit.why:
             self.say(f"run {run_id} is ended: {limit.why}")
+            # It may have ended since, or Slurm not answer; what the drill has found out counts in any case.
             with contextlib.suppress(RunBusy, SlurmDown):
                 cancel(self.workspace, [run_id], force=True)
         return limit.why

@@ -413,10 +413,12 @@ class Patience:
     def stop_s(self, fault: str) -> float:
         """How long the struck ranks may take to end."""
         if fault != "hang":
+            # Longer than the grace: whether a stop was in time is judged later, and here only its end is awaited.
             return 2 * self.grace_s + LEAST_S if FAULTS[fault].announced else _DEATH_S
         if not self.baseline.counts_steps:
             return UNNOTICED_HANG_S
         steps = self.baseline.run.step or 1
+        # As the watchdog judges a hang, but by the mean step of the undisturbed run.
         usual = self.hang_after if self.hang_after is not None else max(LEAST_S, TIMES * self.baseline.seconds / steps)
         return 2 * usual + SAVE_S
 

@@ -30,6 +30,7 @@ from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.strategies.strategy_interface import CommHook, completed
 
 ERRORS = "errors"
+# Half as many bytes to send as the int64 that topk() returns.
 _INDEX = torch.int32
 # Of a PowerSGDState: its counters, and the settings that decide the sizes of its factors.
 _COUNTERS = ("iter", "total_numel_before_compression", "total_numel_after_compression", "next_stats_report")

@@ -51,6 +51,7 @@ class PipelinedModel(nn.Module):
             *path, last = name.split(".")
             folder: nn.Module = self
             for each in path:
+                # Empty modules on the way give parameters the names that they have in the whole model.
                 if each not in dict(folder.named_children()):
                     folder.add_module(each, nn.Module())
                 folder = folder.get_submodule(each)
@@ -114,6 +115,7 @@ class TorchPipeline(Pipeline):
         losses: list[Tensor] = []
         self._apply(self._training(microbatches, _shapes(arguments)), arguments, target=targets, losses=losses)
         mean = torch.stack(losses).sum().detach().float() / scale if losses else torch.zeros((), device=self._device)
+        # Only the last stage, which is on the last rank, computes a loss.
         dist.broadcast(mean, group_src=self._ranks - 1, group=self.group)
         return mean
 
@@ -140,6 +142,7 @@ class TorchPipeline(Pipeline):
             left -= own
             if own:
                 sums.append(own * loss_of(map_tree(partial(_first, own, size), output), target[:own]))
+            # torch's schedule wants a loss, and nothing depends on it: the sums are collected here.
             return torch.zeros(())
 
         self._loss_of = note

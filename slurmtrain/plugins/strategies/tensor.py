@@ -101,6 +101,7 @@ def divide_layers(
             parallelize_module(module, mesh, chosen, src_data_rank=None)
         except NotImplementedError as error:
             raise StrategyError(f"the plan's style for {name!r}: {error}") from error
+    # Each module has got a parameter of its own meanwhile: they become one again.
     for first, *others in tied:
         for name in others:
             owner, _, own = name.rpartition(".")
@@ -317,6 +318,7 @@ def check_first_inputs(module: nn.Module, mesh: DeviceMesh, problem: str) -> Non
         if not is_first or torch.compiler.is_compiling() or not torch.is_grad_enabled():
             return
         is_first = False
+        # Only once: gathering objects would slow down every step.
         hook.remove()
         gathered: list[Any] = [None] * mesh.size()
         dist.all_gather_object(gathered, _input_samples((args, options)), group=mesh.get_group())

@@ -37,7 +37,9 @@ from slurmtrain.model.run.layout import (
 from slurmtrain.system.files import FILE_MODE, fsync, fsync_directory, make_directory, read_json, write_json
 from slurmtrain.system.owned_files import check_owner, open_readable
 
+# Of the manifest: a version of slurmtrain reads no other one, older or newer.
 SCHEMA = 2
+# Bytes that are read and hashed at a time: a file may be larger than the memory.
 _CHUNK = 1 << 22
 
 
@@ -224,6 +226,7 @@ def set_aside(directory: Path) -> Path:
     step = checkpoint_step(directory.name)
     assert step is not None
     number = 0
+    # The same step may have been damaged before, in an earlier attempt.
     while (aside := directory.with_name(damaged_name(step, number))).exists():
         number += 1
     directory.rename(aside)
@@ -253,6 +256,7 @@ class Staging:
         The other files must already be durable. A directory with a manifest is complete: if this process is killed
         after writing it, :func:`sweep` publishes the checkpoint.
         """
+        # The names of the other files must be durable before the manifest, which says that they are there.
         fsync_directory(self.path)
         write_json(self.path / MANIFEST, manifest.to_json())
         target = self.checkpoints / checkpoint_name(self.step)
@@ -297,12 +301,14 @@ def delete_checkpoint(directory: Path) -> None:
     Raises OSError; FileNotFoundError if another process has already deleted it.
     """
     trash = _to_trash(directory)
+    # Before anything in it goes: after a crash of the machine it is then either whole or trash by its name.
     fsync_directory(directory.parent)
     shutil.rmtree(trash, ignore_errors=True)
 
 
 def _to_trash(directory: Path) -> Path:
     trash = directory.with_name(trash_name(directory.name))
+    # A kill may have left trash of this name, and a directory can only replace an empty one.
     shutil.rmtree(trash, ignore_errors=True)
     directory.rename(trash)
     return trash

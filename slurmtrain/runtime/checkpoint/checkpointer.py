@@ -115,6 +115,7 @@ class Restorer:
         began = time.monotonic()
         # Rank 0's listing counts: nodes may see different states of a directory on a file server.
         own = [] if from_start else checkpoint_files.published(self._run.checkpoints)
+        # The other run's counts only until this run has a checkpoint of its own: what was trained since would be lost.
         listed = own or checkpoint_files.published(self._run.start)[:1]
         checkpoints = [Path(path) for path in self._ranks.broadcast(list(map(str, listed)))]
         of_another_run = bool(checkpoints) and checkpoints[0].parent == self._run.start
@@ -166,6 +167,7 @@ class Restorer:
         if self._journal is None:
             return
         for directory, problem in problems.items():
+            # One that cannot be renamed stays where it is: the next attempt verifies it again, and rejects it again.
             aside = None
             with contextlib.suppress(OSError):
                 aside = checkpoint_files.relative_path(checkpoint_files.set_aside(directory))
@@ -182,6 +184,7 @@ class Restorer:
         modules = self._objects.modules()
         if not any(True for _ in modules):
             raise CheckpointError("'start_from.load: weights' needs a module that the script registers")
+        # It only loads: it neither notes a restore in a journal nor derives generators from a plan's hash.
         loader = Restorer(self._attempt, modules, self._ranks, None, hashes=self._hashes, plan_hash=None)
         loader._load_shared(directory, manifest)
         if self._journal is not None:
@@ -204,6 +207,7 @@ class Restorer:
         targets = self._together(lambda: self._targets(index, manifest, shared), CheckpointError, unfit)
         tensors = self._together(self._comparison(index, targets), CheckpointError, unfit)
         try:
+            # Not in _together(): all ranks get torch's exception, which has the errors of each.
             index.read(tensors, self._ranks.group)
         except CheckpointException as error:
             raise _Unreadable(f"it cannot be read: {_failure_in_words(error)}") from error
@@ -243,6 +247,7 @@ class Restorer:
         """
         shapes = {name: tuple(value.shape) for name, value in targets.items()}
         optional = self._objects.optional()
+        # A hash first: ranks usually have the same tensors, and need not send each other all names and shapes then.
         names = xxhash.xxh64_intdigest(repr(sorted(shapes.items())).encode())
         if len(set(self._ranks.gather(names))) > 1:
             # Ranks have different parts of a model, or of the state of an optimizer.
@@ -252,6 +257,7 @@ class Restorer:
         everywhere = {name: shape for own, _, _ in gathered for name, shape in own.items()}
         registered = {name for _, _, own in gathered for name in own}
         anywhere = tuple({prefix for _, own, _ in gathered for prefix in own})
+        # What the script does not register, as everything but modules with weights alone, is no difference.
         saved = {name: shape for name, shape in index.shapes().items() if name.partition(".")[0] in registered}
 
         def compare() -> dict[str, Any]:
@@ -450,6 +456,7 @@ class Checkpointer:
         if step == self.saved_step:
             return
         problem = self._begin(_save_info(step, agreed.save.why, metrics, self._schedule.take_request()))
+        # Even if it could not begin: it would be due again at once, at every agreement.
         self._schedule.began()
         if problem:
             self._warn(step, problem)
@@ -462,6 +469,7 @@ class Checkpointer:
         if self._patience == 0 or self._saver.step is not None:
             return
         self._patience -= 1
+        # All ranks count down alike, so that none is alone in this all-reduce.
         if self._patience and self._ranks.greatest(int(not self._objects.have_begun()))[0]:
             return
         self._patience = 0
@@ -485,6 +493,7 @@ class Checkpointer:
         return outcome.problem or None if outcome else None
 
     def _begin(self, save: Save) -> str | None:
+        # The save plans and allocates itself: nothing is left to prepare.
         self._patience = 0
         return self._saver.begin(save)
 
@@ -548,6 +557,7 @@ class Schedule:
             self._looked_at = now
             stamp = self._stamp_of_request()
             if stamp != self._stamp:
+                # Noted before the file is read, so that a damaged one is not read again every second.
                 self._stamp = stamp
                 with contextlib.suppress(PathError):
                     self._request = (read_json(self._run.request) or {}).get("request")

@@ -149,6 +149,7 @@ def _value_under(value: Any, names: Sequence[str]) -> Any:
 
 # A file up to this size is read whole.
 _SMALL = 1 << 18
+# Of a larger one: bytes at each end, and the number and size of samples in between.
 _EDGE = 1 << 16
 _SAMPLES = 16
 _SAMPLE_BYTES = 1 << 12
@@ -264,6 +265,7 @@ class Search:
         """What the ``plan`` of a ``run`` says, which has ``checkpoint.glob``. ``since``: its last fresh start."""
         spec = plan.spec.checkpoint
         assert spec.glob is not None
+        # Without the time of the plan no checkpoint is held to the number of ranks of this run.
         began_at = run.plan.stat().st_mtime if run.plan.exists() else math.inf
         # Relative to the run's own copy of its code, unless that has but a link for it.
         base = plan.working_directory(run.code)

@@ -18,6 +18,7 @@ def capture(device: torch.device) -> dict[str, Any]:
     """The states of the generators of Python, NumPy (if it is loaded), torch and this ``device``."""
     version, internal, gauss = random.getstate()
     states: dict[str, Any] = {"python": [version, list(internal), gauss], "torch": torch.get_rng_state()}
+    # It is not imported for this: a script that has not loaded it has drawn no number from it.
     if "numpy" in sys.modules:
         states["numpy"] = numpy_state(sys.modules["numpy"].random)
     if device.type == "cuda":
@@ -64,6 +65,7 @@ def seed_all(seed: int) -> None:
     random.seed(seed)
     torch.manual_seed(seed % 2**63)
     if "numpy" in sys.modules:
+        # NumPy's global generator takes 32 bits.
         sys.modules["numpy"].random.seed(seed % 2**32)
 
 

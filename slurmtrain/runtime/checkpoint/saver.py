@@ -197,6 +197,7 @@ class Publisher:
         manifest = {
             "step": save.step,
             "why": save.why,
+            # The manifest is JSON, which has neither NaN nor infinities.
             "metrics": {name: value for name, value in save.metrics.items() if math.isfinite(value)},
             "world_size": self._world_size,
             "mesh": save.mesh,
@@ -213,10 +214,12 @@ class Publisher:
             round=self._attempt.round,
             step=save.step,
             files={file_name(rank): (part["bytes"], part["xxh3_128"]) for rank, part in enumerate(answers)},
+            # Orders are JSON, which has no bytes.
             index=(INDEX, base64.b64encode(index).decode()),
             manifest=manifest,
             began=save.began,
         )
+        # Orders are executed one after another: nothing is deleted before the new checkpoint is in its place.
         self._writer.order("prune", **self._prune_order())
         return number
 
@@ -237,6 +240,7 @@ class Publisher:
             manifest = checkpoint_files.read_manifest(directory)
         except CheckpointError:
             return None
+        # This may be an earlier attempt's checkpoint of the same step, which the save was to replace.
         if manifest.attempt != self._attempt.path.name:
             return None
         self.take({"saved": manifest.describe(directory)})
@@ -309,6 +313,7 @@ class Saver:
         self._ranks = ranks
         self._sharding = Sharding(ranks)
         self._split = SplitObjects(ranks)
+        # The writer gets paths by the alias, which leads there only from a process with the same descriptor.
         self._writer = ShardWriter(inherited=[self._directory.handle])
         self._leads = journal is not None
         self._publisher = Publisher(self._attempt, policy, ranks.world_size, self._writer, journal)
@@ -321,6 +326,7 @@ class Saver:
         if failed and self._ranks.world_size == 1:
             with contextlib.suppress(CheckpointError):
                 self.finish()
+        # It refers to the memory that the writer is about to free.
         self._framed = None
         self._take_answers(until=lambda: failed and (self._save is None or not self._save.publishing))
         self._writer.close(wait=not failed)
@@ -602,6 +608,7 @@ class Saver:
 
     def _over(self, save: Save, publication: Publication) -> Save:
         self._save = None
+        # Only rank 0 knows why it was not published.
         save.problem = self._ranks.broadcast(save.problem) if publication is not Publication.PUBLISHED else ""
         if publication is Publication.FENCED:
             raise CheckpointError(save.problem)

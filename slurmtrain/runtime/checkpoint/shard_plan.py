@@ -123,6 +123,7 @@ def take_sample(name: str, where: Sequence[int], shape: Sequence[int], part: tor
     values: tuple[float, ...] = ()
     if count:
         flat = (torch.view_as_real(part) if part.is_complex() else part).detach().reshape(-1)
+        # Evenly spread and without random numbers, so that all ranks compare the same elements.
         places = torch.linspace(0, flat.numel() - 1, min(_ELEMENTS, flat.numel()), device=flat.device).long()
         values = tuple(flat[places].to(torch.float32).tolist())
     return Sample(name, tuple(where), tuple(shape), tuple(part.shape), values)
@@ -185,6 +186,7 @@ class Sharding:
     def __init__(self, ranks: RankGroup) -> None:
         self._ranks = ranks
         self._signature: object = None
+        # The state is flat already, with a name for each tensor.
         self._planner = DefaultSavePlanner(flatten_state_dict=False, flatten_sharded_tensors=False)
         self._metadata: Metadata | None = None
         self._fixed: dict[MetadataIndex, StorageInfo] = {}

@@ -270,6 +270,7 @@ class Objects:
             inner = _unwrapped(obj)
             has_methods = hasattr(inner, "state_dict") and hasattr(inner, "load_state_dict")
             self._all[name] = inner if has_methods else Attributes(name, inner)
+        # One module that has all of them, so that names of tensors begin with what the script calls each.
         self._modules = nn.Module()
         self._known_names: dict[int, str] = {}
         for name, obj in self._all.items():
@@ -455,6 +456,7 @@ class Objects:
             load_zero(optimizer, self._names(), _by_parameter(name, values), shared[GROUPS])
         else:
             names = self._names()
+            # Only for the CheckpointError: torch takes the options from the saved groups itself.
             for group in optimizer.param_groups:
                 find_options((names[id(parameter)] for parameter in group["params"]), shared[GROUPS])
             states = {**empty_states(shared[GROUPS]), **_by_parameter(name, values)}
@@ -463,6 +465,7 @@ class Objects:
             state: Any = {"state": states, "param_groups": shared[GROUPS]}
             with own_methods(optimizer):
                 set_optimizer_state_dict(self._modules, acting(optimizer), state, options=lenient)
+            # After the states of parameters, which are part of its state_dict() by now.
             if shared.get(MORE):
                 optimizer.load_state_dict({**optimizer.state_dict(), **shared[MORE]})
             drop_empty_states(optimizer)
@@ -488,6 +491,7 @@ def acting(optimizer: torch.optim.Optimizer) -> torch.optim.Optimizer:
 @contextlib.contextmanager
 def own_methods(optimizer: torch.optim.Optimizer) -> Iterator[None]:
     """A context without what has replaced methods of an ``optimizer``: torch creates its state by making a step."""
+    # Such as what Gradients.attach() has put there, which skips steps, or refuses them without gradients.
     attributes = vars(optimizer)
     replaced: dict[str, Any] = {name: attributes.pop(name) for name in ("step", "zero_grad") if name in attributes}
     try:
@@ -550,6 +554,7 @@ def _unwrapped(obj: Any) -> Any:
 
     Modules in a dict, such as the stages of a pipeline that a rank has, become one module.
     """
+    # Wrappers may be nested, such as a compiled module in DistributedDataParallel.
     while True:
         if isinstance(obj, dict) and obj and all(isinstance(module, nn.Module) for module in obj.values()):
             return nn.ModuleDict({str(key): module for key, module in obj.items()})

@@ -101,6 +101,7 @@ class Index:
 
         Raises torch's CheckpointException, which carries every rank's errors.
         """
+        # With a group every rank takes part in torch's collectives, even without a tensor of its own.
         if not tensors and group is None:
             return
         with warnings.catch_warnings():
@@ -123,6 +124,7 @@ class _IndexedReader(FileSystemReader):
         self._metadata = metadata
 
     def read_metadata(self, *_: Any, **__: Any) -> Metadata:
+        # As torch's own reader does with an index that it has unpickled.
         if self._metadata.storage_meta is None:
             self._metadata.storage_meta = StorageMeta()
         self._metadata.storage_meta.load_id = self.load_id
@@ -141,6 +143,7 @@ def _read_index(path: Path) -> Metadata:
     except (CheckpointError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise CheckpointError(f"{path} is no index of a checkpoint: {error}") from error
     for info in index.storage_data.values():
+        # A path with a directory in it could make any other file of the user a part of the checkpoint.
         if Path(info.relative_path).name != info.relative_path:
             raise CheckpointError(f"{path} is no index of a checkpoint: it leads to {info.relative_path!r}")
     return index

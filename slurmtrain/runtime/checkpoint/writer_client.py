@@ -23,6 +23,7 @@ from slurmtrain.system.process import block_signals
 _PAGE = mmap.PAGESIZE
 # Shared memory is made this much larger than requested, since states grow by a little.
 _SPARE = 1 << 20
+# How long to wait for the exit code of a writer that has closed its end of the socket, in seconds.
 _LAST_MOMENT_S = 5.0
 
 
@@ -138,6 +139,7 @@ class ShardWriter:
         return answer
 
     def _ensure(self) -> socket.socket:
+        # One that died with orders unanswered is left for _answer() to notice: somebody waits for these.
         if self._process is not None and self._process.poll() is not None and not self._unanswered:
             self._end()
         if self._socket is not None:
@@ -152,6 +154,7 @@ class ShardWriter:
             self._process = subprocess.Popen(
                 command, pass_fds=handles, stdin=subprocess.DEVNULL, env=environment_of_helper(), start_new_session=True
             )
+        # As long as this process had the other end, too, it would never read that the writer is gone.
         theirs.close()
         self._socket, self._received, self._unanswered = ours, b"", 0
         return ours

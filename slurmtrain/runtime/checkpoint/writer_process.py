@@ -55,6 +55,7 @@ def serve_rank(arguments: list[str]) -> None:
         "publish": publish,
         "prune": prune_as_ordered,
     }
+    # The rank may be killed before it reads an answer: then nobody is left to be told of an error.
     with socket.socket(fileno=int(arguments[1])) as rank, contextlib.suppress(BrokenPipeError, ConnectionError):
         for line in rank.makefile("rb"):
             order = json.loads(line)
@@ -102,6 +103,7 @@ def _write_hashed(path: Path, content: mmap.mmap | bytes) -> str:
                     while written < len(chunk):
                         with chunk[written:] as rest:
                             written += os.write(handle, rest)
+        # Before the answer: the manifest is written once all ranks have answered, and vouches for the content.
         os.fsync(handle)
     finally:
         os.close(handle)
@@ -121,6 +123,7 @@ def publish(order: Mapping[str, Any]) -> dict[str, Any]:
         name, content = order["index"]
         index = base64.b64decode(content)
         names[name] = len(index), _write_hashed(staging.path / name, index)
+        # ``began`` is the rank's: all processes of a machine read the same monotonic clock.
         manifest = checkpoint_files.Manifest(
             **order["manifest"], files=names, saved_at=time.time(), seconds=time.monotonic() - order["began"]
         )

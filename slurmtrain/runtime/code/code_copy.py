@@ -78,6 +78,7 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
         if tree.is_symlink():
             tree.unlink()  # to what was next to the repository of an earlier snapshot: nothing may be written there
         tree.mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+        # Before any file: whoever goes on after a kill then knows which snapshots the files may be from.
         write_json(run.code_state, {"unfinished": [*earlier, snapshot.hash], "root": snapshot.root})
         for each in earlier:
             _remove_old(run, tree, each, {file.path for file in manifest.files})
@@ -90,6 +91,7 @@ def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
         _write_files(run, snapshot, tree)
         _link_rest(snapshot, manifest, tree)
         make_repositories(snapshot, manifest, tree)
+        # Before the state, which says that everything is there.
         _flush(tree)
         write_json(run.code_state, complete)
     except OSError as error:
@@ -127,6 +129,7 @@ def results_in_copy(run: RunDir) -> int:
         for file in files:
             place = Path(folder, file)
             status = place.lstat()
+            # What Python compiles is no result.
             if stat.S_ISREG(status.st_mode) and place.suffix != ".pyc" and str(place.relative_to(tree)) not in code:
                 size += status.st_size
     return size
@@ -207,6 +210,7 @@ def _write_files(run: RunDir, snapshot: CodeSnapshot, tree: Path) -> None:
     for file, content in read_code(run, snapshot.hash):
         place = tree / file.path
         try:
+            # Not written over: what is there may be a link that a script has made, to a file of the user's.
             place.unlink()
         except FileNotFoundError:
             pass

@@ -93,6 +93,7 @@ def link_results(plan: Plan, run: RunDir) -> None:
         # A link leads to the repository already; a directory of the code is the run's own.
         paths = ["/".join(parts[:depth]) for depth in range(1, len(parts) + 1)]
         path = next((path for path in paths if not (tree / path).is_dir() or (tree / path).is_symlink()), None)
+        # Something may be there already, such as the link of an earlier attempt.
         if path is None or os.path.lexists(tree / path):
             continue
         is_directory = path != paths[-1] or place.kind == DIRECTORY

@@ -126,6 +126,7 @@ _SETTINGS = (
     r"^(remote\..*\.url|submodule\..*|filter\..*"
     r"|core\.(autocrlf|eol|safecrlf|filemode|symlinks|ignorecase|precomposeunicode|abbrev|quotepath))$"
 )
+# Remotes may have passwords in their URLs, and secrets are never written anywhere.
 _USER_IN_URL = re.compile(r"(?<=://)[^/@\s]*@")
 
 
@@ -172,6 +173,7 @@ class _Repository:
         revision = self._revision
         references = f"{revision.commit} {revision.branch}\n" if revision.branch else ""
         _write_private(git / "packed-refs", references)
+        # Without settings of the source, which git may not be able to read.
         _write_private(git / "config", _config_text(revision.commit, []))
         _write_private(git / "info" / "exclude", "".join(self._links()))
         # Last: without it, it is no repository.
@@ -244,7 +246,9 @@ class _Repository:
 
 def _config_text(commit: str, of_source: Iterable[tuple[str, str]]) -> str:
     """The content of a repository's ``config`` (git-config(1), its syntax)."""
+    # Without automatic packing: the objects are in a repository of the user's.
     own = {"core.repositoryformatversion": "0", "core.bare": "false", "gc.auto": "0", "maintenance.auto": "false"}
+    # SHA-1 has 40 hexadecimal digits; what is longer is SHA-256.
     if len(commit) > 40:
         own |= {"core.repositoryformatversion": "1", "extensions.objectformat": "sha256"}
     lines = []

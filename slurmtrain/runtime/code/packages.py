@@ -50,6 +50,7 @@ def package_directories(python: Path) -> list[Path]:
     In most environments ``lib64`` is a link to ``lib``.
     """
     places = sorted(python.parent.parent.glob("lib*/python3*/*-packages"))
+    # In reverse, so that the first of several paths to a directory is the one that stays.
     return list({os.path.realpath(place): place for place in reversed(places)}.values())[::-1]
 
 

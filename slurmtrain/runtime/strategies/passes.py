@@ -197,6 +197,7 @@ class Gradients:
                 yield
         finally:
             self._is_inside = False
+        # Not in the finally clause: a microbatch that has raised an exception was not computed.
         self._finished += 1
         if self.sync:
             self._finished, self._sizes, self._is_divided = 0, self._equal, False

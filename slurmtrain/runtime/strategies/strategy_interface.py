@@ -101,6 +101,7 @@ def replicate(model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int)
     if not (spec.find_unused_parameters or spec.static_graph):
         _make_buckets(replica)
     if hook is not None:
+        # Only now: the backward pass that makes the buckets must leave no compression errors behind.
         hook.is_settled = True
     return replica, hook
 
@@ -155,6 +156,7 @@ def _make_buckets(replica: DistributedDataParallel) -> None:
     finally:
         replica.module = module
     for parameter in module.parameters():
+        # They are gradients of the sum, and not of anything that the script computes.
         parameter.grad = None
 
 
@@ -357,6 +359,7 @@ class Strategy:
                 else:
                     loss = pipeline.evaluate(loss_of, arguments, targets, self._ranks.greatest(len(targets))[0])
                 if loss is not None and counts:
+                    # The sum over many batches in float32 would lose digits.
                     total = loss.detach().double() + (0 if total is None else total)
                     samples += len(targets)
         gathered = self._ranks.gather((None if total is None else total.tolist(), samples))

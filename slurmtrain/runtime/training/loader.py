@@ -67,6 +67,7 @@ class RepeatableDataset(Dataset[Any]):
         else:
             # If samples draw, the first one shows it, and no other has to be loaded again.
             samples = [*self._load(batch.epoch, [first]), *self._load(batch.epoch, others)]
+        # What collates them may draw, too: the suffix gives it other numbers than the first sample had.
         self._seed(batch.epoch, first, ":batch")
         return samples
 
@@ -248,6 +249,7 @@ class Loader:
                 "have no batch, while the others wait for it"
             )
         plan = self._division.whole_epoch(self._position.epoch, ranks)
+        # Made once: with persistent_workers the workers go on from epoch to epoch.
         if self._whole is None:
             sampler = self._sampler(plan)
             self._whole = sampler, self._loading(sampler)
@@ -280,8 +282,10 @@ class Loader:
                     f"has {own[0]} with shuffle={own[1]} now: which are left is not known; give it the same dataset, "
                     "or begin with the weights alone (start_from.load: weights)"
                 )
+            # Either all or nothing of the state's epoch was consumed: the other dataset begins with a whole one.
             position = DataPosition(position.epoch + (position.consumed > 0))
         self._order = replace(self._order, seed=state["seed"])
+        # It was made with the former seed.
         self._whole = None
         self._go_to(position)
 
@@ -308,6 +312,7 @@ class Loader:
 
     def close(self) -> None:
         """End the workers."""
+        # torch ends the workers of an iterator that nothing refers to any more.
         self._stream = self._whole = None
 
     # --- batches ----------------------------------------------------------------------------------------------------

@@ -53,6 +53,7 @@ if TYPE_CHECKING:
 # How long a pause may take unless the script says otherwise.
 PAUSE = timedelta(seconds=PAUSE_S)
 logger = logging.getLogger("slurmtrain")
+# The weight of the newest step in the smoothed time of a step.
 _SMOOTHING = 0.2
 # Outside a job metrics go to Python's log, at most this often.
 _LOG_EVERY_S = 1.0
@@ -179,6 +180,7 @@ class StepMetrics:
 
     def write(self, step: int) -> None:
         """Write a line for a finished ``step`` with what was added since the last one. Raises OSError, TypeError."""
+        # Emptied first: a value that turns out not to be a number must not fail the next line as well.
         pending, self.pending = self.pending, {}
         self.latest.update(pending)
         if self._file is not None:
@@ -359,6 +361,7 @@ class Loop(TrainingLoop):
         self.worker = worker
         self.is_stopping = False
         """Whether the ranks have agreed to stop."""
+        # A forked child has a copy of this loop, and must not report for the rank.
         self._pid, self._parent = os.getpid(), os.getppid()
         self._journal = Journal(worker.attempt.rank_journal(worker.rank)) if worker.attempt is not None else None
         self._ranks: RankGroup | None = None
@@ -413,6 +416,7 @@ class Loop(TrainingLoop):
             return self.is_stopping
         self._listen_once()
         self._calls += 1
+        # Counted in calls, not in seconds: all ranks have to ask at the same one, and their clocks differ.
         if self._calls < self._agree_at:
             return False
         self.is_stopping = self._agree()
@@ -477,6 +481,7 @@ class Loop(TrainingLoop):
 
     def complete(self) -> None:
         """Journal, once, that the work of this rank is done: exit code 0 then means that the run is completed."""
+        # A stop leaves work to do, even if an adapter calls this when its trainer ends.
         if self.is_active and not self._is_complete and not self.is_stopping:
             self._is_complete = True
             self._write(self._measured())
@@ -565,6 +570,7 @@ class Loop(TrainingLoop):
 
             from slurmtrain.runtime.job.process_group import RankGroup
 
+            # Votes are numbers on the CPU, which gloo carries, whatever the script computes on.
             cpu = torch.device("cpu")
             self._ranks = RankGroup(distributed.get_rank(), distributed.get_world_size(), cpu)
         return None if distributed is None else self._ranks
@@ -575,6 +581,7 @@ class Loop(TrainingLoop):
             return
         self._flush()
         self._pulse.beat(self.step, Phase.LEFT, self._step_s)
+        # From here on nothing that the script calls reports: files and group are about to be closed.
         self._has_left.set()
         if self._ranks is not None:
             self._ranks.close()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.job.process_group import RankGroup
     from slurmtrain.system.journal import Journal
 
+# The weight of the newest measurement in the smoothed time.
 _SMOOTHING = 0.2
 # The classes of modules whose forward pass waits for other ranks.
 _COMMUNICATING = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule", "SyncBatchNorm")

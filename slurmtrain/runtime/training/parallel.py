@@ -89,6 +89,7 @@ class Shares:
     def kept(self) -> Iterator[None]:
         """A context that shares other samples; the step's samples count again after it."""
         weight, batch, samples = self.weight, self.samples_taken, self.samples
+        # Samples of an evaluation that the script divides itself all count.
         self.weight = 1.0
         try:
             yield
@@ -116,6 +117,7 @@ class Shares:
         """Note that each rank takes so many samples of a batch for a step."""
         self.weight = loss_weight(sizes, self.rank)
         self.samples += sum(sizes)
+        # The balancer of mixed hardware sets it to None when it begins to measure a step.
         if self.samples_taken is None:
             self.samples_taken = sizes[self.rank], sum(sizes)
 
@@ -145,6 +147,7 @@ class Shares:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on with the shares of a ``state``, which may be of a version without limits."""
+        # They are empty as long as the run had equal shares.
         if state["shares"]:
             self.change(state["shares"], state.get("limits", ()))
 
@@ -268,6 +271,7 @@ class ParallelTraining:
             options: As for ``torch.autograd.backward``.
         """
         weight = self.weight
+        # Not multiplied by 1, which would be one more operation in every step of most scripts.
         self._strategy.gradients.backward(loss if weight == 1.0 else weight * loss, **options)
 
     def forward_backward(
@@ -309,6 +313,7 @@ class ParallelTraining:
             microbatches=self.accumulation,
             divide=self._shares.microbatches,
         )
+        # Callers get the mean of this rank's own samples; a rank without any has nothing to divide by.
         return mean / weight if weight else mean
 
     def evaluate(

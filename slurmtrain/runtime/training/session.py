@@ -82,11 +82,13 @@ def join_group(
     if worker.launched:
         store, rank, world_size = _open_store(worker, timeout)
     else:
+        # Alone it needs no network, and gloo would look up the name of this machine.
         use_loopback()
         store, rank, world_size = dist.HashStore(), 0, 1
     elected = None
     if backend is None and elects and world_size > 1:
         own = RankHardware(host=socket.gethostname(), **describe_rank(device))
+        # Under keys of its own, since the process group then uses the same store.
         ranks = exchange(dist.PrefixStore("slurmtrain/hardware", store), rank, world_size, own)
         elected = elect_backend(ranks)
         if rank == 0 and elected.name == GLOO and any(each.has_gpu for each in ranks):
@@ -134,6 +136,7 @@ def _listen(address: tuple[str, int], world_size: int) -> int:
     """
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
     try:
+        # Detached, since Python would close it with the object while the store still listens.
         return socket.create_server(address, family=family, backlog=world_size).detach()
     except OSError as error:
         place = f"port {address[1]} of {address[0]}"
@@ -262,6 +265,7 @@ class Session(SteppedTraining):
         self._beat(Phase.JOINING)
         if attempt is not None:
             with without_collection():
+                # Before the group is joined: imported later, it would keep a reference to that, and so its threads.
                 import_checkpoints()
         mixed = self._plan is not None and self._plan.spec.resources.mixed
         self._owns_group, elected = join_group(self._worker, self.device, self._backend, self._timeout, elects=mixed)
@@ -369,6 +373,7 @@ class Session(SteppedTraining):
         )
         self._write_first(StateRegistered(objects=sorted(objects)))
         if self.rank == 0:
+            # Before the restore, which then finds what a killed writer had completed and not yet renamed.
             checkpoint_files.sweep(attempt.run.checkpoints, attempt.owner)
         self._registered = tuple(objects.values())
         from_start = self._worker.from_start

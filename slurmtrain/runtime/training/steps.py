@@ -88,6 +88,7 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
         self._strategy.check_applied()
         self._write_first(TrainingStarted(total_steps=total))
         self._restore_rng()
+        # After the restore, which gives each rank a state of its own.
         share_random_numbers(self._ranks, self._strategy.tp_size)
         self._total = total
         # What is shared outside of steps, as for an evaluation after them, is not trained on.
@@ -219,6 +220,7 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
             self._synchrony.look(self.step)
             self._note_time(0)
         self._outside_step(lambda checkpointer: checkpointer.advance(self.step, agreed, self._metrics.latest))
+        # After the last step nothing is left to stop: the run completes.
         if agreed.stop and self.step < self._total:
             self._stop()
 
@@ -250,9 +252,11 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
 
     def _stop(self) -> NoReturn:
         """Save, journal the stop, and exit with the code that means that the run can continue from here."""
+        # The agreement was progress: the save gets the whole time before a forced exit.
         self._flag.put_off_forced_exit()
         self._beat(Phase.STOPPING)
         reason = self._save_if_new("stop")
+        # Before the journal reports it: the end of the loop over steps, which also notes it, comes later.
         self._samples = self._shares.samples
         self._journal_stop()
         if self.rank == 0 and reason is None:

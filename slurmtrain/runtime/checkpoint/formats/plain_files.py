@@ -45,6 +45,7 @@ class Format(ABC):
 
     def problem(self, tree: FileTree, ranks: int) -> str | None:
         """Why it is not complete, as a phrase; None if it is. ``ranks``: as for :meth:`problems`."""
+        # The first one ends the search: later ones would have more files read.
         return next(filter(None, self.problems(tree, ranks)), None)
 
     @abstractmethod
@@ -103,6 +104,7 @@ class TorchFiles(Format):
         names = _torch_files(tree) if tree.is_directory else [""]
         yield None if names else "it has no file of torch.save"
         for name in names:
+            # An ending of a name does not prove that torch.save wrote the file.
             yield file_problem(tree, name, by_torch=False)
 
     def step(self, tree: FileTree) -> int | None:
@@ -137,6 +139,7 @@ def _torch_files(tree: FileTree) -> list[str]:
 
 INDEX = ".metadata"
 SHARD = ".distcp"
+# The same in this format; torch's tutorial of it calls the state of a script 'app'.
 _DCP_MODULES = ("model", "state_dict", "module", "app.model", "net")
 
 
@@ -249,6 +252,7 @@ def dcp_contents(tree: FileTree) -> Contents:
     return contents
 
 
+# Weights in several files, as transformers saves them: model-00001-of-00003.safetensors, with an index of them.
 _INDEX = ".index.json"
 _SHARD = re.compile(r"(.+)-\d{5}-of-\d{5}(\.\w+)")
 # model.safetensors, and model_1.safetensors of a second model; the same for pytorch_model.bin and adapters.

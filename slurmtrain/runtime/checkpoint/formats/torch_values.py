@@ -52,6 +52,7 @@ def read_torch(source: Path | IO[bytes]) -> Any:
     Objects of classes that ``weights_only=True`` does not allow become inert. Raises CheckpointError if it cannot be
     read, OSError.
     """
+    # torch maps only archives into memory, and not the format that it had before them.
     mapped = isinstance(source, Path) and is_archive(source)
     try:
         names: Iterable[str] = ()
@@ -85,6 +86,7 @@ def read_safetensors(path: Path) -> Contents:
     except SafetensorError as error:
         raise CheckpointError(f"{path.name} cannot be read: {error}") from error
 
+    # Opened anew each time: contents are read one after the other, perhaps long after they were listed.
     def read(name: str) -> torch.Tensor:
         with safe_open(path, framework="pt") as file:
             tensor: torch.Tensor = file.get_tensor(name)

@@ -92,6 +92,7 @@ def latest_tag(tree: FileTree) -> str | None:
     if LATEST not in tree.top:
         return None
     text = (tree.path / LATEST).read_text(errors="replace").strip()
+    # Anybody may have written it, and a path would lead out of the directory.
     return text if text and "/" not in text and text != ".." else None
 
 
@@ -216,6 +217,7 @@ class HuggingFace(Format):
         for name in sorted(tree.top):
             if name.endswith(TORCH_SUFFIXES):
                 yield file_problem(tree, name, by_torch=name in _BY_TORCH)
+        # With it the Trainer saves neither optimizer nor scheduler nor random number states.
         if member(_training_arguments(tree), "save_only_model") is not True:
             yield from _state_problems(tree, ranks, by_deepspeed=bool(tags))
 
@@ -310,6 +312,7 @@ class Accelerate(Format):
         """Whether it has files that only accelerate writes, or is called as accelerate calls them."""
         if not tree.is_directory:
             return False
+        # The Trainer of transformers has a file scaler.pt, too.
         own = any(_RANDOM.fullmatch(name) or _ACCELERATE_STATE.fullmatch(name) for name in tree.top - {"scaler.pt"})
         folders = any(FSDP_FOLDER.fullmatch(name) or _OPTIMIZER_FOLDER.fullmatch(name) for name in tree.folders)
         return own or folders or bool(_ACCELERATE_NAME.fullmatch(tree.path.name) and has_weights(tree))

@@ -350,6 +350,7 @@ def read_header(path: Path) -> tuple[Mapping[str, Any] | None, int]:
     return None, 0
 
 
+# As docs/scripts.md lists them for users.
 _UNFINISHED = (".tmp", ".part", ".partial", ".incomplete", "~")
 # How pickles of protocol 2 and later begin: what torch.save wrote before it wrote archives.
 _PICKLE_MAGIC = b"\x80"

@@ -15,8 +15,9 @@ from helpers.site import until
 
 from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.runtime.agent.exits import KernelState
+from slurmtrain.runtime.job.torch_private import torch_versions
 from slurmtrain.runtime.preflight import ports
-from slurmtrain.runtime.preflight.facts import gpus, measure
+from slurmtrain.runtime.preflight.facts import gpus
 from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce
 from slurmtrain.runtime.preflight.facts.matmul import multiply
 
@@ -86,10 +87,10 @@ def test_a_wrong_product_is_an_error(device: torch.device, monkeypatch: pytest.M
 
 
 def test_versions_name_cuda_nccl_and_the_driver(nvml: Any) -> None:
-    versions = measure._read_versions(nvml)
+    versions = torch_versions()
     assert versions["cuda"] == torch.version.cuda
     assert versions["nccl"]
-    assert versions["driver"]
+    assert gpus.driver_version(nvml)
 
 
 @pytest.mark.usefixtures("two_gpus")

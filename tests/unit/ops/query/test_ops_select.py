@@ -132,8 +132,8 @@ def test_a_name_that_no_run_has_is_refused(workspace: Workspace) -> None:
 
 def test_files_are_read_only_of_runs_that_are_shown(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
     read: list[str] = []
-    monkeypatch.setattr(views, "_rate", lambda directory, _: read.append(directory.id))
+    monkeypatch.setattr(views.RunRecord, "rate", property(lambda run: read.append(run.directory.id)))
     selection = answer(workspace, where=["params.lr < 5"], sort="-metrics.acc")
     assert read == []
     assert [run["steps_per_second"] for run in selection.runs] == [None] * 6
-    assert read == ["0000000006"]
+    assert read == [run["id"] for run in selection.runs]

@@ -97,10 +97,6 @@ class Chain:
         for number in numbers:
             for index, planned in enumerate(self._specs[number].runs):
                 targets = []
-                if is_singleton(planned.plan.spec.slurm):
-                    # Once, and only if something is looked up: most submissions name no earlier run.
-                    observed = observed or observe(self._workspace)
-                    targets.append(self._namesakes(number, planned, observed))
                 for dependency in dependencies_of(planned.plan.spec):
                     decided = planned.upstreams.get(dependency.name, ())
                     places = [] if decided else self._places(dependency.name)
@@ -109,6 +105,11 @@ class Chain:
                         observed = observed or observe(self._workspace)
                         ids = self._existing(number, dependency, observed, decided)
                     targets.append(_Target(dependency, places, ids))
+                if is_singleton(planned.plan.spec.slurm):
+                    # Last: a condition in 'after' also holds for a run of this name. Observed once, and only if
+                    # something is looked up, since most submissions name no earlier run.
+                    observed = observed or observe(self._workspace)
+                    targets.append(self._namesakes(number, planned, observed))
                 if targets and self._specs[number].pack is not None and self._executor == "slurm":
                     raise UserError(
                         f"{self._file(number)}: runs that start after others cannot share a job; remove 'pack' or "

@@ -168,7 +168,9 @@ def test_what_breaks_while_it_runs_is_shown_and_the_page_goes_on(home: SampleHom
             file.write(b"broken" * 1000)
         terminal.wait_for(lambda _: has_problem(f"the registry {registry} was damaged"))
         terminal.wait_for("pending     pending")
-        assert registry.with_name("registry.db.damaged").read_bytes().startswith(b"broken" * 1000)
+        # Its content is not kept for certain: a connection of another thread that still has the file open may take the
+        # new file's journal, which SQLite finds by its name, for one of the old file, and undo what it says there.
+        assert registry.with_name("registry.db.damaged").exists()
         home.runs.rename(home.runs.with_name("moved"))
         home.runs.write_text("a file")
         terminal.wait_for(lambda _: has_problem("cannot read the runs root"))

@@ -58,7 +58,6 @@ def test_a_rerun_has_the_same_weights_although_its_code_is_gone_and_it_is_preemp
     keys = {"workdir": str(script.parent), "code": "snapshot", "seed": 7, "deterministic": True}
     spec = site.commanding("python train.py", "repeated", params={"slow": 0}, resources=resources, **keys)
     submitted = site.call("submit", str(spec), "--executor", "local", "--wait", "--json")
-    assert "often slower on GPUs" in submitted.stderr
     first = json.loads(submitted.stdout)["runs"][0]["id"]
 
     script.write_text("raise SystemExit('new code')\n")

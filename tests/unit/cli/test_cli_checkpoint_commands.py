@@ -14,13 +14,14 @@ import pytest
 from click.testing import CliRunner, Result
 from helpers.checkpoints import end_run, gone, make_checkpoints, make_run, write_rank_event
 
-from slurmtrain.cli.checkpoint_commands import checkpoint_command, export_command, prune_command, verify_command
+from slurmtrain.cli.checkpoint_commands import checkpoint_command, prune_command, verify_command
 from slurmtrain.cli.tables import byte_progress
 from slurmtrain.errors import RunBusy
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Checkpoint
 from slurmtrain.ops import request_checkpoint as checkpoint_verb
 from slurmtrain.ops.request_checkpoint import RequestOutcome
+from slurmtrain.plugins.export.export_command import export_command
 from slurmtrain.runtime.checkpoint import checkpoint_files
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -16,7 +16,7 @@ from rich.cells import cell_len
 
 from slurmtrain.cli import main, output
 from slurmtrain.cli.output import LONGEST_CELL, LONGEST_LINE
-from slurmtrain.cli.top import top_rows as page
+from slurmtrain.plugins.top import top_rows as page
 
 ID, OTHER = "0123456789", "0123456788"
 NAME, TAG = "n" * 5_000, "t" * 10_000

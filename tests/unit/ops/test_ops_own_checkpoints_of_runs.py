@@ -17,13 +17,13 @@ from slurmtrain.model.run.events.agent_events import WorkersStarted
 from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointPassedOver
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.ops.diagnose import diagnose
-from slurmtrain.ops.export import ExportRequest, export
 from slurmtrain.ops.resume import resume
 from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.run_details import attempt_json, checkpoints_json
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import verify
+from slurmtrain.plugins.export.export import ExportRequest, export
 from slurmtrain.system.journal import Journal
 
 WEIGHTS = {"layer.weight": torch.arange(12.0).reshape(3, 4), "layer.bias": torch.ones(3)}

@@ -11,8 +11,8 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import build_run, make_workspace
 
-from slurmtrain.cli.top.reading import FollowedRun, Follower, Looker, News
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.top.reading import FollowedRun, Follower, Looker, News
 
 pytestmark = pytest.mark.usefixtures("slurm")
 
@@ -132,7 +132,7 @@ def test_a_registry_that_was_repaired_is_noted_for_a_while(root: Workspace, monk
     for look in (looker.look(), looker.look()):
         assert look.rows.keys() == before.rows.keys()
         assert any("was damaged" in problem for problem in look.problems)
-    monkeypatch.setattr("slurmtrain.cli.top.reading._NOTE_S", 0.0)
+    monkeypatch.setattr("slurmtrain.plugins.top.reading._NOTE_S", 0.0)
     assert looker.look().problems == ()
 
 

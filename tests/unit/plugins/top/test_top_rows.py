@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from slurmtrain.cli.formatting import bar
-from slurmtrain.cli.top.reading import wrapped
-from slurmtrain.cli.top.top_rows import (
+from slurmtrain.errors import QueryError
+from slurmtrain.plugins.top.reading import wrapped
+from slurmtrain.plugins.top.top_rows import (
     COLUMNS,
     ORDERS,
     Params,
@@ -29,8 +30,7 @@ from slurmtrain.cli.top.top_rows import (
     make_row,
     summary,
 )
-from slurmtrain.cli.top.widgets import LOG_KEYS, PAGE_KEYS, help_lines, key_words
-from slurmtrain.errors import QueryError
+from slurmtrain.plugins.top.widgets import LOG_KEYS, PAGE_KEYS, help_lines, key_words
 
 TITLES = [column.title for column in COLUMNS]
 

@@ -16,10 +16,10 @@ from helpers.workspaces import make_workspace
 from textual.geometry import Region
 from textual.pilot import Pilot
 
-from slurmtrain.cli.top import app as page
-from slurmtrain.cli.top.app import TopApp
-from slurmtrain.cli.top.reading import Action, Outcome
-from slurmtrain.cli.top.widgets import MOST_LINES, LinesView, LogScreen, Prompt, RunsTable, TextScreen
+from slurmtrain.plugins.top import app as page
+from slurmtrain.plugins.top.app import TopApp
+from slurmtrain.plugins.top.reading import Action, Outcome
+from slurmtrain.plugins.top.widgets import MOST_LINES, LinesView, LogScreen, Prompt, RunsTable, TextScreen
 
 PATIENCE_S = 30.0
 # Runs are looked at when a test says so, or a key; not because time has passed.

@@ -25,7 +25,7 @@ from textual.widget import Widget
 from textual.widgets import Input, Static
 
 from slurmtrain.cli.tables import GAP, STATE_STYLES
-from slurmtrain.cli.top.top_rows import COLUMNS, STATE, Row, column_widths, cut
+from slurmtrain.plugins.top.top_rows import COLUMNS, STATE, Row, column_widths, cut
 
 _REVERSE = Style(reverse=True)
 # By worth: (key, word in the last line, its effect).

@@ -1,4 +1,4 @@
-"""``slurmtrain top``: a live page of all runs. textual is imported only once a terminal is known to be there."""
+"""``slurmtrain top``. textual is imported only once a terminal is known to be there."""
 
 from __future__ import annotations
 
@@ -23,6 +23,6 @@ def top_command(workspace: Workspace, interval: float) -> int:
             "'slurmtrain top' needs a terminal for input and output; 'slurmtrain status --watch' prints the runs again "
             "and again, 'slurmtrain status --json' prints them for programs"
         )
-    from slurmtrain.cli.top.app import run_top
+    from slurmtrain.plugins.top.app import run_top
 
     return run_top(workspace, interval)

@@ -15,13 +15,13 @@ from rich.cells import cell_len
 from slurmtrain.cli import formatting, output
 from slurmtrain.cli.output import printable_log
 from slurmtrain.cli.status_commands import print_run
-from slurmtrain.cli.top.top_rows import Row, aged, make_row
 from slurmtrain.errors import RunNotFound, SlurmtrainError
 from slurmtrain.ops.logs import Choice, Line, LogReader
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.run_details import attempt_json, show_json
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.top.top_rows import Row, aged, make_row
 from slurmtrain.system.files import describe_os_error
 
 if TYPE_CHECKING:

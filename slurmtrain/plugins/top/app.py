@@ -22,8 +22,10 @@ from textual.widgets import Input, Static
 
 from slurmtrain.cli import formatting, output
 from slurmtrain.cli.output import printable
-from slurmtrain.cli.top import top_rows
-from slurmtrain.cli.top.reading import (
+from slurmtrain.errors import QueryError
+from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.top import top_rows
+from slurmtrain.plugins.top.reading import (
     CANCEL,
     CHECKPOINT,
     RESUME,
@@ -38,7 +40,7 @@ from slurmtrain.cli.top.reading import (
     Snapshot,
     report_lines,
 )
-from slurmtrain.cli.top.widgets import (
+from slurmtrain.plugins.top.widgets import (
     PAGE_KEYS,
     HelpScreen,
     LinesView,
@@ -49,8 +51,6 @@ from slurmtrain.cli.top.widgets import (
     TextScreen,
     keys_text,
 )
-from slurmtrain.errors import QueryError
-from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.config import Config

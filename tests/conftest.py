@@ -88,7 +88,7 @@ LONGEST = (
     "local/test_tour.py",
     "local/test_odd_names.py",
     "local/test_repeat.py",
-    "unit/runtime/checkpoint/formats/test_formats_of_trainers.py",
+    "unit/runtime/checkpoint/test_formats_of_trainers.py",
     "local/test_ui.py",
     "local/test_script_metrics.py",
     "unit/ops/test_ops_export.py",

@@ -21,7 +21,7 @@ from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, find_damage
-from slurmtrain.runtime.checkpoint.formats.untrusted_files import list_tree
+from slurmtrain.runtime.checkpoint.untrusted_files import list_tree
 from slurmtrain.system.files import describe_os_error
 
 # Files are hashed in parallel: one reader gets little from a parallel file system. But login nodes are shared.

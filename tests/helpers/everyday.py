@@ -139,8 +139,8 @@ DEAR_UNITS = {
     "unit/plugins/strategies/test_feedback_hooks.py": _STRATEGIES,
     "unit/plugins/strategies/test_pipeline.py": _STRATEGIES,
     "unit/plugins/strategies/test_tensor.py": _STRATEGIES,
-    "unit/runtime/checkpoint/formats/test_formats_of_trainers.py": (
-        "slurmtrain/runtime/checkpoint/", "tests/helpers/saving_scripts/", "tests/unit/runtime/checkpoint/formats/",
+    "unit/runtime/checkpoint/test_formats_of_trainers.py": (
+        "slurmtrain/runtime/checkpoint/", "slurmtrain/plugins/trainer_formats.py", "tests/helpers/saving_scripts/",
     ),
 }  # fmt: skip
 

@@ -176,7 +176,7 @@ def test_the_agent_loads_neither_torch_nor_numpy_nor_what_only_few_agents_need(t
     few = (
         "model.run.fold",
         "model.run.events.command",
-        "runtime.checkpoint.formats",
+        "runtime.checkpoint.checkpoint_formats",
         "runtime.agent.local_slots",
     )
     assert not [name for name in imported if name.startswith(tuple(f"slurmtrain.{each}" for each in few))]

@@ -35,7 +35,7 @@ from slurmtrain.plugins.drill.faults import FaultTarget, OwnCheckpoints, SaveWat
 from slurmtrain.runtime.checkpoint import external
 from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published, read_manifest
 from slurmtrain.runtime.checkpoint.external import OTHER, Search, format_of, read_contents
-from slurmtrain.runtime.checkpoint.formats.untrusted_files import Contents, list_tree
+from slurmtrain.runtime.checkpoint.untrusted_files import Contents, list_tree
 from slurmtrain.system.owned_files import open_readable, read_readable
 from slurmtrain.system.process import Process, descendants
 

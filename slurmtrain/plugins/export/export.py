@@ -19,7 +19,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import ShowProgress, verify_checkpoint
 from slurmtrain.runtime.checkpoint.checkpoint_files import Manifest, new_hasher, read_manifest
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, find_damage, find_modules, read_contents
-from slurmtrain.runtime.checkpoint.formats.untrusted_files import Contents, list_tree
+from slurmtrain.runtime.checkpoint.untrusted_files import Contents, list_tree
 from slurmtrain.system.files import FILE_MODE, describe_os_error, fsync_directory, space_left
 from slurmtrain.system.locks import locked
 from slurmtrain.version import __version__

@@ -6,6 +6,7 @@ Also what is read of a checkpoint of any format: contents, step, identity and ch
 from __future__ import annotations
 
 import contextlib
+import functools
 import glob
 import io
 import json
@@ -24,7 +25,7 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import FROM_LOG
 from slurmtrain.runtime.checkpoint.checkpoint_files import new_hasher
-from slurmtrain.runtime.checkpoint.formats.plain_files import (
+from slurmtrain.runtime.checkpoint.checkpoint_formats import (
     INDEX,
     SHARD,
     DcpDirectory,
@@ -36,15 +37,7 @@ from slurmtrain.runtime.checkpoint.formats.plain_files import (
     read_item,
     read_items,
 )
-from slurmtrain.runtime.checkpoint.formats.trainers import (
-    Accelerate,
-    DeepSpeed,
-    HuggingFace,
-    Lightning,
-    is_tag,
-    tags_in,
-)
-from slurmtrain.runtime.checkpoint.formats.untrusted_files import (
+from slurmtrain.runtime.checkpoint.untrusted_files import (
     METADATA,
     Contents,
     FileTree,
@@ -60,16 +53,24 @@ from slurmtrain.runtime.checkpoint.formats.untrusted_files import (
 )
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.job.run_reader import logged_step
+from slurmtrain.system.interpreter import load_plugin
 from slurmtrain.system.owned_files import check_owner, open_readable, read_readable
 
 OTHER = Other()
-# Tried in this order: directories of trainers contain files of the simpler formats.
-_FORMATS: tuple[Format, ...] = (
-    HuggingFace(), Accelerate(), Lightning(), DeepSpeed(), DcpDirectory(), SafetensorsFiles(), TorchFiles(), OTHER,
-)  # fmt: skip
+# Tried in this order, after those of trainers, whose directories contain files of these.
+_PLAIN: tuple[Format, ...] = (DcpDirectory(), SafetensorsFiles(), TorchFiles(), OTHER)
 # A larger JSON file holds no state of a trainer.
 _LIMIT_BYTES = 1 << 24
-_BY_NAME: Mapping[str, Format] = {each.NAME: each for each in _FORMATS}
+
+
+@functools.cache
+def _of_trainers() -> Mapping[str, Format]:
+    """The formats of trainers by name, in the order in which they are tried: a plug-in, loaded when it is asked for."""
+    return {each.NAME: each for each in load_plugin("slurmtrain.checkpoint_formats", "trainers")}
+
+
+def _format_named(name: str) -> Format:
+    return next((each for each in _PLAIN if name == each.NAME), None) or _of_trainers()[name]
 
 
 def format_of(tree: FileTree, declared: str = AUTO) -> Format:
@@ -78,13 +79,13 @@ def format_of(tree: FileTree, declared: str = AUTO) -> Format:
     Raises OSError.
     """
     if declared not in (AUTO, OWN):
-        return _BY_NAME[declared]
-    return next(each for each in _FORMATS if each.recognizes(tree))
+        return _format_named(declared)
+    return next(each for each in (*_of_trainers().values(), *_PLAIN) if each.recognizes(tree))
 
 
 def find_modules(name: str, contents: Collection[str]) -> list[str]:
     """The prefixes of models' weights among the names in a checkpoint's ``contents``; ``name``: its format's."""
-    return _BY_NAME[name].modules(contents)
+    return _format_named(name).modules(contents)
 
 
 def read_contents(path: Path, declared: str = AUTO) -> Contents:
@@ -238,11 +239,6 @@ def find_damage(tree: FileTree) -> Iterator[str]:
                 yield f"{item.name} in {item.file}: {problem}"
 
 
-# Formats of directories that contain files of simpler formats: a directory whose save has only begun looks like a
-# simpler one, so it is judged by the format of its neighbours.
-_OF_TRAINERS = frozenset({"hf", "accelerate", "lightning", "deepspeed"})
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Search:
     """Where the checkpoints of a script are, and how to read them.
@@ -375,19 +371,20 @@ def _matching_candidates(search: Search) -> Iterator[_Candidate]:
                 continue
             tree = list_tree(path)
             recognized = format_of(tree, search.format)
-            if isinstance(recognized, DeepSpeed) and not is_tag(tree):
-                for tag in tags_in(tree):
-                    yield _Candidate(tree.below(tag), recognized)
+            if (folders := recognized.checkpoints_within(tree)) is not None:
+                for folder in folders:
+                    yield _Candidate(tree.below(folder), recognized)
             elif tree.sizes:
                 yield _Candidate(tree, recognized)
 
 
 def _with_neighbours(search: Search, candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
     """Candidates with the format of a trainer that most directories have, if their own shows nothing of it yet."""
+    # Directories of trainers contain files of simpler formats: one whose save has only begun looks like a simpler one.
     trainers = Counter(each.format.NAME for each in candidates if each.tree.is_directory)
-    common = next((name for name, _ in trainers.most_common() if name in _OF_TRAINERS), None)
+    common = next((name for name, _ in trainers.most_common() if name in _of_trainers()), None)
     for each in candidates:
-        simple = each.tree.is_directory and each.format.NAME not in _OF_TRAINERS
+        simple = each.tree.is_directory and each.format.NAME not in _of_trainers()
         if common is not None and simple and search.format in (AUTO, OWN):
             yield replace(each, format=format_of(each.tree, common))
         else:

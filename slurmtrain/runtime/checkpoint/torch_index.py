@@ -28,7 +28,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.formats.untrusted_files import Global, Inert, as_step, read_plain
+from slurmtrain.runtime.checkpoint.untrusted_files import Global, Inert, as_step, read_plain
 from slurmtrain.runtime.job.torch_private import memory_formats, storage_info_class
 from slurmtrain.system.interpreter import without_collection
 from slurmtrain.system.owned_files import open_readable, read_readable

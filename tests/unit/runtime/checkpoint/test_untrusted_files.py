@@ -25,9 +25,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slurmtrain.errors import CheckpointError
+from slurmtrain.runtime.checkpoint import untrusted_files
 from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints, fingerprint, read_contents
-from slurmtrain.runtime.checkpoint.formats import untrusted_files
-from slurmtrain.runtime.checkpoint.formats.untrusted_files import Global, Inert, list_tree, read_plain
+from slurmtrain.runtime.checkpoint.untrusted_files import Global, Inert, list_tree, read_plain
 
 HUGE = 2**500
 DEEP = "[" * 100_000 + "]" * 100_000

@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 
 from slurmtrain.errors import CheckpointError
 from slurmtrain.runtime.checkpoint.external import ExternalCheckpoint, Search, find_checkpoints, read_contents
-from slurmtrain.runtime.checkpoint.formats.untrusted_files import read_plain
+from slurmtrain.runtime.checkpoint.untrusted_files import read_plain
 
 WEIGHTS = {"w": torch.arange(6.0), "b": torch.ones(2, 3)}
 

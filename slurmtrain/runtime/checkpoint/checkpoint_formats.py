@@ -14,7 +14,7 @@ from typing import ClassVar, NamedTuple
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.experiment.checkpoint import step_in_name
 from slurmtrain.runtime.checkpoint.checkpoint_files import hash_file
-from slurmtrain.runtime.checkpoint.formats.untrusted_files import (
+from slurmtrain.runtime.checkpoint.untrusted_files import (
     METADATA,
     STEP_NAMES,
     TORCH_SUFFIXES,
@@ -57,6 +57,10 @@ class Format(ABC):
 
     def step(self, _tree: FileTree) -> int | None:
         """The step that a complete checkpoint holds; None if it holds none. Raises CheckpointError."""
+        return None
+
+    def checkpoints_within(self, _tree: FileTree) -> list[str] | None:
+        """The names of folders that are a checkpoint each; None if the files themselves are one."""
         return None
 
     def step_in_name(self, name: str) -> int | None:
@@ -116,7 +120,7 @@ class TorchFiles(Format):
     def contents(self, tree: FileTree) -> Contents:
         """Its tensors and values by dotted names, which in a directory begin with the file's name."""
         # Imported here: it imports torch.
-        from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_torch
+        from slurmtrain.runtime.checkpoint.torch_values import leaves, read_torch
 
         if not tree.is_directory:
             return leaves(read_torch(tree.path))
@@ -240,8 +244,8 @@ def read_item(tree: FileTree, item: StoredItem) -> bytes:
 
 def dcp_contents(tree: FileTree) -> Contents:
     """The tensors and values of the directory. Raises CheckpointError, OSError."""
-    from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_torch
     from slurmtrain.runtime.checkpoint.torch_index import Index
+    from slurmtrain.runtime.checkpoint.torch_values import leaves, read_torch
 
     index = Index(tree.path)
     shapes = index.shapes()
@@ -312,7 +316,7 @@ def weights_contents(tree: FileTree) -> Contents:
 
 def tensors_of(path: Path) -> Contents:
     """The tensors of one file by their names in it. Raises CheckpointError, OSError."""
-    from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_safetensors, read_torch
+    from slurmtrain.runtime.checkpoint.torch_values import leaves, read_safetensors, read_torch
 
     return read_safetensors(path) if path.name.endswith(".safetensors") else leaves(read_torch(path))
 

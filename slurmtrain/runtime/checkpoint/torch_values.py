@@ -13,7 +13,7 @@ from typing import IO, Any, Self
 import torch
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.formats.untrusted_files import Contents, Inert, is_archive
+from slurmtrain.runtime.checkpoint.untrusted_files import Contents, Inert, is_archive
 
 # Lists and dictionaries inside each other: states have a handful.
 _DEEPEST = 64

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.runtime.checkpoint.formats.plain_files import (
+from slurmtrain.runtime.checkpoint.checkpoint_formats import (
     FSDP_FOLDER,
     Format,
     dcp_contents,
@@ -24,7 +24,7 @@ from slurmtrain.runtime.checkpoint.formats.plain_files import (
     weights_contents,
     weights_problem,
 )
-from slurmtrain.runtime.checkpoint.formats.untrusted_files import (
+from slurmtrain.runtime.checkpoint.untrusted_files import (
     TORCH_SUFFIXES,
     Contents,
     FileTree,
@@ -63,6 +63,10 @@ class DeepSpeed(Format):
             yield f"its file {LATEST!r} is {'empty' if LATEST in tree.top else 'missing'}"
         else:
             yield from tag_problems(tree.below(tag), ranks, f"in {tag}, which {LATEST!r} names, ")
+
+    def checkpoints_within(self, tree: FileTree) -> list[str] | None:
+        """The tags in a directory of tags."""
+        return None if is_tag(tree) else tags_in(tree)
 
     def step(self, tree: FileTree) -> int | None:
         """The engine's global steps."""
@@ -160,7 +164,7 @@ def _model_state(tree: FileTree) -> Any:
 
 def tag_contents(tree: FileTree) -> Contents:
     """Everything in the files of ranks but settings. Raises CheckpointError, OSError."""
-    from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_torch
+    from slurmtrain.runtime.checkpoint.torch_values import leaves, read_torch
 
     contents: dict[str, Any] = {}
     whole = "mp_rank_00_model_states.pt"
@@ -231,7 +235,7 @@ class HuggingFace(Format):
 
     def contents(self, tree: FileTree) -> Contents:
         """Weights, optimizer, scheduler, step and epoch: the log of the Trainer's state has times and paths."""
-        from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_torch
+        from slurmtrain.runtime.checkpoint.torch_values import leaves, read_torch
 
         contents = weights_contents(tree)
         for name in sorted(tree.top & {*_OPTIMIZERS, "scheduler.pt", "scaler.pt"}):
@@ -346,7 +350,7 @@ class Accelerate(Format):
 
     def contents(self, tree: FileTree) -> Contents:
         """Weights, optimizers, schedulers, samplers and registered objects."""
-        from slurmtrain.runtime.checkpoint.formats.torch_values import leaves, read_torch
+        from slurmtrain.runtime.checkpoint.torch_values import leaves, read_torch
 
         contents = weights_contents(tree)
         for name in sorted(self.optional_files(tree)):
@@ -429,7 +433,7 @@ class Lightning(Format):
 
     def contents(self, tree: FileTree) -> Contents:
         """Weights, optimizers, schedulers, loops and counters; of callbacks, tensors alone."""
-        from slurmtrain.runtime.checkpoint.formats.torch_values import read_torch
+        from slurmtrain.runtime.checkpoint.torch_values import read_torch
 
         if not tree.is_directory:
             return _without_settings(read_torch(tree.path))
@@ -443,10 +447,14 @@ class Lightning(Format):
 
 
 def _without_settings(state: Any) -> Contents:
-    from slurmtrain.runtime.checkpoint.formats.torch_values import leaves
+    from slurmtrain.runtime.checkpoint.torch_values import leaves
 
     if not isinstance(state, Mapping):
         return leaves(state)
     kept = {key: value for key, value in state.items() if key not in (*_SETTINGS, "callbacks")}
     # The states of callbacks hold paths, times, and what a user's own callback finds worth keeping.
     return leaves(kept) | leaves(state.get("callbacks"), "callbacks", tensors_only=True)
+
+
+# Tried in this order: directories of the first ones can have files of the later ones.
+FORMATS = (HuggingFace(), Accelerate(), Lightning(), DeepSpeed())

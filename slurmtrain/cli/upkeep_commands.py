@@ -10,7 +10,6 @@ import click
 
 from slurmtrain.cli import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.system.inherited import current_directory
 
 if TYPE_CHECKING:
     from slurmtrain.ops.delete import Deletable
@@ -262,31 +261,6 @@ def rebuild_command(workspace: Workspace, as_json: bool) -> int:
         output.print_json({"schema": 1, "runs": len(observed.runs), "registry": str(workspace.config.registry)})
     else:
         output.echo(f"{len(observed.runs)} runs in {workspace.config.registry}", err=True)
-    return 0
-
-
-@options.command(
-    "registry copy runs/registry.db postgresql+psycopg://me@db.site/runs",
-    group=registry_command,
-    short_help="Copy the registry to another database.",
-)
-@click.argument("source", metavar="FROM")
-@click.argument("target", metavar="TO")
-@options.json_option
-def copy_command(workspace: Workspace, source: str, target: str, as_json: bool) -> int:
-    """Copy a registry to another database, and compare both.
-
-    FROM and TO are SQLite files or databases on a PostgreSQL server, as 'registry' in slurmtrain.yaml names them. TO
-    gets all that FROM has, also what was sent to trackers, or nothing; it is refused if it has runs that FROM does not
-    have. Set 'registry' to TO afterwards.
-    """
-    from slurmtrain.ops.registries import copy_registry
-
-    copied = copy_registry(workspace, source, target, current_directory())
-    if as_json:
-        output.print_json({"schema": 1, "from": copied.source, "to": copied.target, "rows": dict(copied.rows)})
-    else:
-        output.echo(f"{copied.rows['run']} runs copied to {copied.target}, {sum(copied.rows.values())} rows", err=True)
     return 0
 
 

@@ -1,21 +1,16 @@
-"""The registry of a runs root: made anew from the run directories, and copied to another database."""
+"""The registry of a runs root, made anew from the run directories."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from slurmtrain.config import registry_address
-from slurmtrain.errors import RegistryDamaged, RegistryUnusable, UserError
-from slurmtrain.model.urls import is_url, read_database_url
+from slurmtrain.errors import RegistryDamaged, RegistryUnusable
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.journal_lines import Garbage
-    from slurmtrain.model.urls import DatabaseUrl
     from slurmtrain.registry.ingest import ShowRuns
 
 
@@ -57,46 +52,3 @@ def _replace_all(workspace: Workspace, show: ShowRuns) -> list[tuple[str, Garbag
     with workspace.store.begin() as transaction:
         transaction.clear()
         return ingest_all(transaction, runs, show)
-
-
-@dataclass(frozen=True, slots=True)
-class Copied:
-    """What was copied. ``rows``: the number of rows of each table; addresses have no passwords."""
-
-    source: str
-    target: str
-    rows: Mapping[str, int]
-
-
-def copy_registry(workspace: Workspace, source: str, target: str, cwd: Path) -> Copied:
-    """Copy a registry of the workspace's runs, verified; what runs the target had must be in it.
-
-    Args:
-        workspace: Whose runs they are.
-        source: A file or URL.
-        target: Another one.
-        cwd: The directory that paths of files are relative to.
-
-    Raises:
-        UserError: Both are the same, or one cannot be used; what registry.store.copy_rows raises.
-    """
-    from slurmtrain.registry.store import copy_rows
-
-    places: list[Path | DatabaseUrl] = []
-    for text in (source, target):
-        if not is_url(text):
-            places.append(registry_address(str(cwd / text), workspace.config.runs))
-            continue
-        try:
-            url = read_database_url(text)
-        except ValueError as error:
-            raise UserError(f"the address of a registry {error}") from None
-        if url.password is not None:
-            raise UserError(
-                f"the address {url} was given with a password, which everybody on this machine can see in a command "
-                "line: keep it in ~/.pgpass, and change it"
-            )
-        places.append(registry_address(url, workspace.config.runs))
-    if places[0] == places[1]:
-        raise UserError(f"{places[0]} cannot be copied to itself")
-    return Copied(str(places[0]), str(places[1]), copy_rows(*places))

@@ -172,16 +172,14 @@ class _Schema:
     root: Path | None
 
 
-def open_server(url: DatabaseUrl, *, create: bool = True) -> sa.Engine:
-    """Open the registry on a server.
+def open_server(url: DatabaseUrl) -> sa.Engine:
+    """Open the registry on a server; its schema is created if there is none, and emptied if of an earlier version.
 
     Args:
         url: The registry.
-        create: Create its schema if there is none, and empty one of an earlier version.
 
     Raises:
-        RegistryUnusable: The schema holds other tables, or the runs of another root; without ``create``, it is not of
-            this version.
+        RegistryUnusable: The schema holds other tables, or the runs of another root.
         RegistryNewer: It was made by a newer version.
         RegistryFailed: The server cannot be used now, or does not let this role in.
     """
@@ -203,12 +201,8 @@ def open_server(url: DatabaseUrl, *, create: bool = True) -> sa.Engine:
         present = _read_schema(connection, url)
     if present is not None:
         _check_schema(present, url)
-    version = None if present is None else present.version
-    if version == schema.VERSION:
-        return engine
-    if not create:
-        raise schema.not_of_this_version(f"{url}, in the schema {url.schema}", version)
-    _make_schema(engine, url)
+    if present is None or present.version != schema.VERSION:
+        _make_schema(engine, url)
     return engine
 
 

@@ -17,7 +17,6 @@ from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
 from sqlalchemy.sql.functions import GenericFunction
 
-from slurmtrain.errors import RegistryUnusable
 from slurmtrain.model.run.journal_lines import Garbage, Progress
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.registry.cells import Sent
@@ -241,13 +240,3 @@ def replace_tables(connection: sa.Connection, present: Collection[str]) -> None:
     for name in set(present) - {sent.name}:
         connection.execute(sa.schema.DropTable(sa.Table(name, sa.MetaData())))
     metadata.create_all(connection)
-
-
-def not_of_this_version(registry: str, version: int | None) -> RegistryUnusable:
-    """Why a registry cannot be read as it is. ``version``: version of its tables, an earlier one; None: it has none."""
-    if version is None:
-        return RegistryUnusable(f"there is no registry at {registry}")
-    return RegistryUnusable(
-        f"{registry} is a registry of an earlier version; any command that uses it, such as 'slurmtrain status', "
-        "brings it up to date"
-    )

@@ -193,31 +193,29 @@ class _ExclusiveConnection(sqlite3.Connection):
 # --- the file ---------------------------------------------------------------------------------------------------------
 
 
-def open_file(path: Path, *, create: bool = True) -> sa.Engine:
-    """Open the registry's file.
+def open_file(path: Path) -> sa.Engine:
+    """Open the registry's file, which is created if there is none.
+
+    One of an earlier version is emptied: the next command reads all runs again.
 
     Args:
         path: The file.
-        create: Create it if there is none. One of an earlier version is emptied: the next command reads all runs again.
 
     Raises:
-        RegistryUnusable: The file is not a registry or, without ``create``, not one of this version.
+        RegistryUnusable: The file is not a registry.
         RegistryDamaged: It is one, and damaged.
         RegistryFailed: It cannot be used now: somebody else holds it for too long, or its disk is full.
         PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
     """
     try:
-        return _open_with(_with_events(patient_engine(path), path), path, create=create)
+        return _open_with(_with_events(patient_engine(path), path), path)
     except NoFileLocks:
-        return _open_with(_with_events(exclusive_engine(path), path), path, create=create)
+        return _open_with(_with_events(exclusive_engine(path), path), path)
 
 
-def _open_with(engine: sa.Engine, path: Path, *, create: bool) -> sa.Engine:
-    version = _version_if_registry(engine, path) if _exists(path) else None
-    if version == schema.VERSION:
+def _open_with(engine: sa.Engine, path: Path) -> sa.Engine:
+    if _exists(path) and _version_if_registry(engine, path) == schema.VERSION:
         return engine
-    if not create:
-        raise schema.not_of_this_version(str(path), version)
     make_directory(path.parent)
     with held(lock_beside(path)):
         try:

@@ -5,9 +5,8 @@ Only this package uses SQL. One in memory replaces a registry that fails, or a n
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,7 +25,6 @@ from slurmtrain.model.run.layout import METRICS
 from slurmtrain.registry import queries, schema, sqlite
 from slurmtrain.registry.cells import NOT_OURS, damaged_value
 from slurmtrain.registry.rows import Listed, decode_cell, is_mirrored
-from slurmtrain.registry.schema import insert
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
@@ -47,24 +45,25 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def open_engine(address: Path | DatabaseUrl, *, create: bool = True) -> sa.Engine:
-    """Open the database of a registry.
+def open_engine(address: Path | DatabaseUrl) -> sa.Engine:
+    """Open the database of a registry, which is created if there is none.
+
+    One of an earlier version is emptied: the next command reads all runs again.
 
     Args:
         address: Where it is.
-        create: Create it if there is none. One of an earlier version is emptied: the next command reads all runs again.
 
     Raises:
-        RegistryUnusable: It is not a registry or, without ``create``, not one of this version.
+        RegistryUnusable: It is not a registry.
         RegistryFailed: It cannot be used now: somebody else holds it for too long, its disk is full or its server down.
         PathError: It cannot be opened; UntrustedPath: It, or its directory, is somebody else's.
     """
     if isinstance(address, Path):
-        return sqlite.open_file(address, create=create)
+        return sqlite.open_file(address)
     # Imported here: it raises where psycopg is missing, which is an extra.
     from slurmtrain.registry.postgresql import open_server
 
-    return open_server(address, create=create)
+    return open_server(address)
 
 
 def reading(engine: sa.Engine) -> sa.Connection:
@@ -382,84 +381,3 @@ class Store:
         with self.begin() as transaction:
             spare.fill(transaction)
         return True
-
-
-# So many rows are in memory at once.
-_BATCH = 5_000
-
-
-def copy_rows(source: Path | DatabaseUrl, target: Path | DatabaseUrl) -> dict[str, int]:
-    """Copy the rows of ``source`` into ``target``, and remove all others; returns the number of rows of each table.
-
-    A kill leaves the target as it was. Nobody else may write to either meanwhile, except to a source on a server: its
-    rows at the beginning are copied.
-
-    Args:
-        source: A registry of this version.
-        target: Where none is, an empty one, or one that has only runs of the source.
-
-    Raises:
-        RegistryUnusable: There is no registry to copy, or the target has other runs.
-        RegistryFailed: A database cannot be used now, or what was written is not what was read.
-    """
-    old, new = open_engine(source, create=False), open_engine(target)
-    try:
-        with reading(old) as reader, new.begin() as writer:
-            # Within the transaction that replaces the rows, so that no other command adds a run after this look.
-            runs = [set(each.execute(sa.select(schema.run.c.id)).scalars()) for each in (reader, writer)]
-            if others := sorted(runs[1] - runs[0]):
-                raise RegistryUnusable(
-                    f"{target} has {len(others)} runs that are not in the registry to be copied, such as {others[-1]}: "
-                    "choose an empty database"
-                )
-            return {table.name: _copy_table(reader, writer, table) for table in schema.metadata.sorted_tables}
-    except ValueError as error:  # SQLite stores any value in any column, PostgreSQL does not
-        raise RegistryUnusable(
-            f"{source} holds what slurmtrain has not written ({error}): run 'slurmtrain registry rebuild' with it first"
-        ) from error
-    finally:
-        old.dispose()
-        new.dispose()
-
-
-def _copy_table(reader: sa.Connection, writer: sa.Connection, table: sa.Table) -> int:
-    """Replace a table's rows; returns their number. Raises RegistryFailed if the database has others afterwards."""
-    read, written = _Rows(), _Rows()
-    statement = insert(writer.dialect.name, "fail", table)
-    writer.execute(table.delete())
-    for rows in _batches(reader, table):
-        read.add(rows)
-        writer.exec_driver_sql(statement, rows)
-    # Read back before anything is committed: a difference undoes the whole copy.
-    for rows in _batches(writer, table):
-        written.add(rows)
-    if (read.count, read.digest()) != (written.count, written.digest()):
-        raise RegistryFailed(
-            f"the copy of the table {table.name!r} is not what was read ({written.count} rows of {read.count}); "
-            "nothing was stored: try again, and copy to another database if that does not help"
-        )
-    return read.count
-
-
-def _batches(connection: sa.Connection, table: sa.Table) -> Iterator[list[tuple[Any, ...]]]:
-    """The rows of a table in the order of their keys, which is the same in every database."""
-    query = sa.select(*table.columns).order_by(*table.primary_key)
-    with connection.execute(query, execution_options={"stream_results": True}) as result:
-        for rows in result.partitions(_BATCH):
-            yield [tuple(row) for row in rows]
-
-
-@dataclass(slots=True)
-class _Rows:
-    """The number of rows, and a hash of their values."""
-
-    count: int = 0
-    _hash: Any = field(default_factory=hashlib.sha256)
-
-    def add(self, rows: list[tuple[Any, ...]]) -> None:
-        self.count += len(rows)
-        # PostgreSQL has this character in place of NUL (slurmtrain.registry.postgresql).
-        self._hash.update(repr(rows).replace("\\x00", "\N{REPLACEMENT CHARACTER}").encode(errors="surrogatepass"))
-
-    def digest(self) -> str:
-        return str(self._hash.hexdigest())

@@ -20,7 +20,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.registry import queries
 from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.narrowing import best_candidates, candidates
-from slurmtrain.registry.store import Store, copy_rows
+from slurmtrain.registry.store import Store
 
 CONDITIONS = (
     "state = failed",
@@ -74,12 +74,12 @@ def stores(tmp_path_factory: pytest.TempPathFactory, postgres: PostgresServer) -
     broken = write_run(workspace, 7, "mlp", state="failed", archived=True, tags=["a", "ü"], metrics={"acc": math.inf})
     (broken.directory.journals / "broken.jsonl").write_bytes(b"{half\xff\x00\n")
     write_run(workspace, 8, "a-b", state="created", days_ago=400)
-    observe(workspace, ask_slurm=False)
-    with workspace.store.begin() as transaction:
-        transaction.set_sent("0000000001", Sent("mlflow", "uri", offsets={"m": 3}, revision=7))
-    server = postgres.registry(place / "runs")
-    copy_rows(workspace.config.registry, server)
-    return workspace.store, Store(server)
+    on_server = make_workspace(place / "runs", registry=postgres.registry(place / "runs"))
+    for each in (workspace, on_server):
+        observe(each, ask_slurm=False)
+        with each.store.begin() as transaction:
+            transaction.set_sent("0000000001", Sent("mlflow", "uri", offsets={"m": 3}, revision=7))
+    return workspace.store, on_server.store
 
 
 @pytest.mark.parametrize("question", QUESTIONS)

@@ -94,13 +94,6 @@ def joining(number: int, count: int = 1, job_id: str = "101") -> Newcomer:
 # --- node 0 -----------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_with_all_of_its_nodes_requests_none(grows: Growth, requests: Requests) -> None:
-    grows.ranks_started(3)
-    grows.end()
-    grows.join()
-    assert (requests.made, requests.cancels) == ([], 0)
-
-
 def test_missing_nodes_are_requested_once_and_what_an_earlier_attempt_left_is_cancelled(
     grows: Growth, requests: Requests
 ) -> None:

@@ -23,7 +23,6 @@ from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.model.run.events.rank_events import SharesChosen
 from slurmtrain.model.run.run import Attempt
 from slurmtrain.plugins.mixed import (
-    LEAST_TIMES,
     Balancer,
     ComputeTime,
     Pace,
@@ -236,18 +235,6 @@ def test_microbatches_that_the_script_divides_itself_are_refused() -> None:
         run.microbatches(torch.ones(4, 4))
 
 
-def test_samples_that_are_too_few_for_microbatches_are_refused() -> None:
-    with pytest.raises(DataError, match="3 samples cannot be divided into 4 microbatches"):
-        make_shares(0, 1, microbatches=4).microbatches(3)
-    assert make_shares(0, 1, microbatches=4, differ=True).microbatches(3) == (1, 1, 1)
-
-
-def test_equal_ranks_keep_equal_shares(three: Pair) -> None:
-    events, shares = three.run(train_balanced, [0.004, 0.004, 0.004, 0.004], 12)[0]
-    assert shares == ()
-    assert [event["shares"] for event in events] == [[8, 8, 8]]
-
-
 def test_shares_of_a_checkpoint_are_those_of_the_next_step() -> None:
     before, after = make_shares(1, 3), make_shares(1, 3)
     before.change((4, 12, 8))
@@ -257,12 +244,6 @@ def test_shares_of_a_checkpoint_are_those_of_the_next_step() -> None:
     other = make_shares(1, 2)
     other.reshard_state_dict([before.state_dict()], 1, 2)
     assert other.part_of([range(BATCH)]) == [range(12, 24)]
-
-
-def test_a_rank_without_a_sample_takes_part_with_the_weight_0() -> None:
-    shares = make_shares(2, 3)
-    [part] = shares.part_of([torch.arange(2)])
-    assert (part.tolist(), shares.weight) == ([0], 0.0)
 
 
 @pytest.mark.parametrize("parts", [([1, 2], [1]), ([],)])
@@ -398,18 +379,6 @@ def test_a_slower_rank_gets_what_suits_it_within_tens_of_steps(slower: float, ga
     assert median(off) < 0.2
 
 
-def test_a_rank_that_is_slower_from_the_beginning_gets_less_after_few_steps() -> None:
-    history = Simulation(lambda rank, _: 0.01 * (2 if rank else 1), 2, noise=0.02).run(40)
-    assert abs(history[10][1] - LARGE / 3) < 3
-    assert abs(history[-1][1] - LARGE / 3) < 2
-
-
-def test_a_fixed_part_of_the_time_is_learned() -> None:
-    simulation = Simulation(lambda rank, _: 0.01 * (4 if rank else 1), 2, noise=0.02, fixed_s=0.3)
-    # 0.3 + 0.04 n = 0.3 + 0.01 (64 - n).
-    assert abs(simulation.run(60)[-1][1] - 12.8) < 1.5
-
-
 def test_a_share_stays_within_memory_if_the_script_has_no_microbatches() -> None:
     simulation = Simulation(lambda rank, _: 0.01 * (2 if rank else 1), 2, noise=0.02)
     simulation.limit([36, None])
@@ -439,16 +408,7 @@ def test_shares_are_repeated_at_their_steps_and_then_measured_again() -> None:
     assert again.history[-1][0] < again.history[29][0]
 
 
-def test_a_choice_is_told_once() -> None:
-    simulation = Simulation(lambda *_: 0.01, 2, noise=0.05)
-    simulation.run(200)
-    assert len(simulation.chosen) == 1
-
-
 # --- speeds, and shares that suit them --------------------------------------------------------------------------------
-
-
-TIMES = st.lists(st.floats(1e-6, 1e3), min_size=1, max_size=40)
 
 
 def noisy(seed: int, count: int, seconds: float = 1.0, noise: float = 0.3, alike: float = 0.0) -> list[float]:
@@ -470,26 +430,6 @@ def test_a_pace_is_off_by_about_its_error(count: int, alike: float) -> None:
     assert sum(abs(pace.seconds - 1) > 0.3 * pace.error for pace in paces) > 60
 
 
-def test_a_single_long_step_says_nothing() -> None:
-    pace = pace_of([1.0, 1.0, 30.0, 1.0, 1.0])
-    assert pace.seconds == 1.0
-    assert pace.error < 0.05
-
-
-@given(times=TIMES)
-def test_a_pace_is_one_of_the_times_or_between_them(times: list[float]) -> None:
-    pace = pace_of(times)
-    assert min(times) * 0.999 <= pace.seconds <= max(times) * 1.001
-    assert pace.error > 0
-
-
-@given(times=TIMES)
-def test_what_is_kept_since_a_change_is_the_end(times: list[float]) -> None:
-    kept = since_change(times)
-    assert kept == times[-len(kept) :]
-    assert len(kept) >= min(len(times), LEAST_TIMES)
-
-
 @pytest.mark.parametrize(("slower", "noise"), [(0.25, 0.3), (4.0, 0.3), (2.0, 0.1), (1.2, 0.02)])
 def test_times_before_a_change_are_left_out_soon(slower: float, noise: float) -> None:
     left_out = 0
@@ -501,18 +441,6 @@ def test_times_before_a_change_are_left_out_soon(slower: float, noise: float) ->
                 left_out += 1
                 break
     assert left_out >= 40
-
-
-def test_equal_times_that_scatter_are_all_kept() -> None:
-    kept = [len(since_change(noisy(seed, 40))) for seed in range(200)]
-    assert sum(count < 40 for count in kept) <= 6
-
-
-def test_a_pace_differs_by_more_than_noise_and_a_tenth() -> None:
-    assert not Pace(1.05, 0.001).differs_from(Pace(1.0, 0.001))
-    assert Pace(1.2, 0.001).differs_from(Pace(1.0, 0.001))
-    assert not Pace(1.2, 0.1).differs_from(Pace(1.0, 0.001))
-    assert Pace(0.5, 0.1).differs_from(Pace(1.0, 0.1))
 
 
 SPEEDS = st.builds(Speed, st.floats(0, 5), st.floats(0.01, 5))
@@ -553,18 +481,6 @@ def test_no_other_division_is_faster(speeds: list[Speed], batch: int, data: st.D
     assert slowest_s(speeds, shares) <= min(slowest_s(speeds, each) for each in possible) * (1 + 1e-12)
 
 
-def test_two_numbers_of_samples_tell_the_fixed_time_and_one_does_not() -> None:
-    assert fit_speed({8: Pace(5.0, 0.0), 16: Pace(9.0, 0.0)}) == Speed(1.0, 0.5)
-    assert fit_speed({8: Pace(4.0, 0.1)}) == Speed(0.0, 0.5)
-
-
-def test_two_numbers_that_are_close_together_say_little_if_times_scatter() -> None:
-    speed = fit_speed({99: Pace(4.9, 0.1), 100: Pace(5.0, 0.1)})
-    assert speed.sample_s == pytest.approx(0.05, rel=0.02)
-    # Without noise they say that a tenth of a second is that of a sample, which is more than all of them can take.
-    assert fit_speed({99: Pace(4.99, 1e-6), 100: Pace(5.0, 1e-6)}).sample_s == pytest.approx(0.01)
-
-
 PACES = st.builds(Pace, st.floats(1e-6, 1e3), st.floats(0, 1))
 
 
@@ -575,11 +491,6 @@ def test_a_speed_is_positive_and_agrees_with_the_latest_time(paces: dict[int, Pa
     assert speed.fixed_s >= -1e-9 * pace.seconds
     assert speed.sample_s > 0
     assert speed.seconds(samples) == pytest.approx(pace.seconds)
-
-
-def test_little_gain_changes_nothing() -> None:
-    speeds = [Speed(0, 1.0), Speed(0, 1.02)]
-    assert judge(speeds, (0.0, 0.0), (33, 31), (32, 32)) is ShareAdvice.KEEP
 
 
 def test_a_gain_that_noise_may_be_is_waited_for() -> None:
@@ -635,8 +546,3 @@ def test_shares_of_other_numbers_of_ranks_and_of_what_was_given_up_do_not_count(
     assert choices([KILLED, three], 10, ranks=3) == ({30: (2, 3, 3)}, 100)
     anew = attempt(2, 30, {15: (3, 5)}, from_start=True)
     assert choices([KILLED, anew], 0) == ({15: (3, 5)}, 30)
-
-
-def test_what_no_version_could_have_chosen_is_left_out() -> None:
-    odd = attempt(1, 30, {15: (8, 0), 16: (), 17: (3, 5)})
-    assert choices([odd], 0) == ({17: (3, 5)}, 30)

@@ -9,7 +9,6 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers.simulated_run import make_test_plan
@@ -121,18 +120,6 @@ def test_a_file_is_made_private_and_keeps_its_content_when_it_is_there(tmp_path:
     assert path.read_text() == "kept"
 
 
-@pytest.mark.parametrize(
-    ("error", "words"),
-    [
-        (OSError(errno.ENOSPC, "whatever"), "no space left on the device"),
-        (PermissionError(errno.EACCES, "Permission denied"), "permission denied"),
-        (OSError("odd"), "odd"),
-    ],
-)
-def test_an_os_error_is_described(error: OSError, words: str) -> None:
-    assert files.describe_os_error(error) == words
-
-
 def test_files_that_are_made_durable_together_cost_no_fsync_each(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -146,24 +133,6 @@ def test_files_that_are_made_durable_together_cost_no_fsync_each(
         raise ZeroDivisionError
     files.write_json(tmp_path / "a.json", {"a": 2})
     assert len(calls) == 2
-
-
-_JSON = st.recursive(
-    st.none() | st.integers() | st.text() | st.floats(allow_nan=False, allow_infinity=False),
-    lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner),
-    max_leaves=8,
-)
-
-
-@given(st.dictionaries(st.text(), _JSON))
-def test_json_for_files_is_json(data: dict[str, Any]) -> None:
-    assert json.loads(files.json_bytes(data)) == data
-
-
-def test_json_for_files_has_a_line_for_each_key_of_two_levels() -> None:
-    assert files.json_bytes({"a": 1, "b": {"c": {"d": [1]}, "e": 2}, "f": {}}).decode().splitlines() == [
-        "{", ' "a": 1,', ' "b": {', '  "c": {"d": [1]},', '  "e": 2', " },", ' "f": {}', "}"
-    ]  # fmt: skip
 
 
 @pytest.mark.usefixtures("_open_umask")
@@ -257,13 +226,6 @@ READERS: dict[str, tuple[Callable[[RunDir], Path], Callable[[RunDir], object], s
     ),
 }
 EVERY_FILE = pytest.mark.parametrize("name", sorted(READERS))
-
-
-@EVERY_FILE
-def test_what_was_written_is_read(run: RunDir, name: str) -> None:
-    place, read, content = READERS[name]
-    place(run).write_text(content)
-    assert read(run)
 
 
 @EVERY_FILE

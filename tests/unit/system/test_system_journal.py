@@ -14,7 +14,6 @@ from slurmtrain.model.run.events.agent_events import NodeEnded
 from slurmtrain.model.run.events.base import UnknownEvent
 from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.model.run.journal_lines import events_of, read_lines
-from slurmtrain.system import journal as writing
 from slurmtrain.system.journal import Journal, command_journal
 
 
@@ -84,25 +83,7 @@ def test_a_line_that_a_killed_writer_left_torn_costs_only_itself(tmp_path: Path)
     assert kinds(path) == (["a", "b", "c"], [b'{"t": 1, "ki'])
 
 
-def test_a_closed_journal_opens_again_when_there_is_more_to_say(tmp_path: Path) -> None:
-    journal = Journal(tmp_path / "j.jsonl")
-    journal.write(UnknownEvent(name="a"))
-    journal.close()
-    journal.close()
-    journal.write(UnknownEvent(name="b"))
-    journal.close()
-    assert kinds(journal.path)[0] == ["a", "b"]
-
-
 def test_each_command_has_a_journal_of_its_own(tmp_path: Path) -> None:
     paths = {command_journal(tmp_path, "cancel").path for _ in range(50)}
     assert len(paths) == 50
     assert all(re.fullmatch(rf"cancel-[0-9a-z]{{9}}-{os.getpid()}-[0-9a-f]{{8}}\.jsonl", path.name) for path in paths)
-
-
-def test_names_of_command_journals_sort_by_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    names = []
-    for now in (1.7e9, 1.7e9 + 0.002, 1.8e9, 2.5e9):
-        monkeypatch.setattr(writing.time, "time", lambda now=now: now)
-        names.append(command_journal(tmp_path, "sync").path.name)
-    assert names == sorted(names)

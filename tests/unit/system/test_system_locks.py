@@ -193,12 +193,6 @@ def test_who_waits_says_once_whom_it_waits_for_and_gives_up_after_a_while(
     assert re.fullmatch(expected, holder)
 
 
-def test_who_waits_shortly_says_nothing(lock: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    with locked(lock), pytest.raises(LockHeld), locked(lock, limit_s=0.1):
-        pass
-    assert capsys.readouterr().err == ""
-
-
 @pytest.mark.usefixtures("impatient")
 def test_a_holder_that_is_stopped_is_called_so(lock: Path) -> None:
     with holding(lock) as holder:

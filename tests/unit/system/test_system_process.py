@@ -16,21 +16,17 @@ from pathlib import Path
 import pytest
 
 from slurmtrain.system.process import (
-    Entry,
     Process,
     block_signals,
-    descend,
     descendants,
     established,
     has_loaded,
     identify,
-    marked_processes,
     name_of,
     pipe_of,
     processes_with_argument,
     program_of,
     read_entry,
-    read_table,
     sockets_of,
     this_process,
     variable_of,
@@ -147,26 +143,6 @@ def test_what_is_started_while_a_signal_is_blocked_has_it_blocked_and_this_proce
 
 
 NOBODY = 2**30
-
-
-def entry(pid: int, parent: int) -> Entry:
-    return Entry(pid, parent, session=1, start=pid, ended=False)
-
-
-def test_a_process_is_seen_with_its_parent_and_its_session(child: subprocess.Popen[bytes]) -> None:
-    child_entry = read_table()[child.pid]
-    assert (child_entry.parent, child_entry.session, child_entry.ended) == (os.getpid(), child.pid, False)
-    assert child_entry == read_entry(child.pid)
-
-
-def test_descendants_come_after_their_parents() -> None:
-    table = {each.pid: each for each in (entry(9, 5), entry(5, 2), entry(7, 5), entry(2, 1), entry(3, 1))}
-    assert [each.pid for each in descend(table, 1)] == [2, 3, 5, 9, 7]
-    assert descend(table, 9) == []
-
-
-def test_processes_are_found_by_a_variable_that_they_were_started_with(child: subprocess.Popen[bytes]) -> None:
-    assert marked_processes(["MARK_OF_THIS_TEST"]) == {child.pid: {"MARK_OF_THIS_TEST": "a=b\nc"}}
 
 
 def test_a_process_is_described_by_its_program_and_its_streams(child: subprocess.Popen[bytes]) -> None:

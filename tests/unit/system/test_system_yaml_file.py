@@ -37,14 +37,6 @@ def test_a_missing_key_has_the_line_of_the_section_around_it() -> None:
     assert document.place_of(("z",)).endswith(":1")
 
 
-def test_a_span_is_the_text_of_the_value() -> None:
-    text = "a: 1\nb: {c: 'two'}\n"
-    document = parse_yaml(text, "f")
-    assert {path[-1]: text[start:end] for path, (start, end) in document.spans.items()} == {
-        "a": "1", "b": "{c: 'two'}", "c": "'two'",
-    }  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("text", "value"),
     [

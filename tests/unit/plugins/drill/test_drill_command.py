@@ -109,15 +109,6 @@ def test_a_table_fits_80_columns(
         assert any(line.startswith(row) for line in lines(output))
 
 
-def test_a_save_that_could_not_be_hit_does_not_change_the_exit_code(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    assert call(monkeypatch, tmp_path, report(PASSED, MISSED)) == 0
-    assert call(monkeypatch, tmp_path, report(PASSED, replace(MISSED, fault="rank"))) == 1
-    wrong = Findings(problems=[DrillProblem("nothing matches", "change it")])
-    assert call(monkeypatch, tmp_path, report(PASSED, script=wrong)) == 1
-
-
 def test_json_is_one_object_and_the_exit_code_is_0_where_all_runs_passed(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -172,27 +172,6 @@ def test_an_unannounced_fault_is_sent_by_a_step_inside_the_job(
     assert slurm.calls("scancel") == []
 
 
-def test_a_spare_node_has_no_rank_to_hit_and_its_agent_dies_with_all(
-    workspace: Workspace, slurm: SlurmCommands
-) -> None:
-    run = make_run(workspace.root.path)
-    note_ranks(run, 0, {0: {**ELSEWHERE, "pid": 10}})
-    note_ranks(run, 1, {}, host="spare")
-    for name in ("agent", "all"):
-        faults.inject(workspace, load_run(workspace, run, "slurm"), name)
-    assert [call.args[-2:] for call in slurm.calls("srun")] == [["KILL", "elsewhere:5"], ["elsewhere:10,5", "spare:51"]]
-
-
-def test_a_target_is_complete_once_all_agents_and_ranks_are_journaled(workspace: Workspace) -> None:
-    run = make_run(workspace.root.path)
-    note_ranks(run, 1, {2: {**ELSEWHERE, "pid": 12}}, host="other")
-    target = faults.find_target(workspace, load_run(workspace, run))
-    assert not target.complete
-    note_ranks(run, 0, {0: ELSEWHERE, 1: ELSEWHERE})
-    target = faults.find_target(workspace, load_run(workspace, run))
-    assert target.complete
-
-
 def test_a_step_that_fails_is_an_error_unless_it_may_have_died_with_its_job(
     workspace: Workspace, slurm: SlurmCommands, two_nodes: RunDir
 ) -> None:

@@ -21,13 +21,11 @@ from slurmtrain.plugins.drill.facts import (
     DrillFacts,
     FaultVerdict,
     InjectedFault,
-    TensorDifference,
 )
 from slurmtrain.plugins.drill.judge import (
     AGENTS_IN_PLACE,
     AGENTS_REQUEUE,
     NOTICED_S,
-    SLURM,
     Findings,
     judge_baseline,
     judge_fault,
@@ -114,15 +112,6 @@ def test_a_preemption_that_cost_nothing_passes_with_its_times() -> None:
     assert (verdict.attempts, verdict.restarts, verdict.state, verdict.notes) == (2, 0, "completed", ())
 
 
-def test_a_new_job_was_started_by_whoever_submitted_it_and_one_that_no_agent_requeued_by_slurm() -> None:
-    facts = preempted()
-    assert judge_fault(replace(facts, events=facts.events[1:])).restarted_by == SLURM
-    first, second = facts.run.attempts
-    other = replace(second, job_id="8", restart=0, asked_by="sync", submitted_at=HIT + 5)
-    verdict = judge_fault(replace(facts, run=run_of(first, other), events=[]))
-    assert (verdict.restarted_by, verdict.restarted_s) == ("sync", 5)
-
-
 def test_a_restart_in_place_is_not_confused_with_earlier_restarts() -> None:
     verdict = judge_fault(killed_rank())
     assert verdict.passed
@@ -198,11 +187,6 @@ def test_notes_say_what_makes_a_verdict_doubtful() -> None:
     assert any("whether it trained by then is unknown" in note for note in notes)
 
 
-def test_a_hang_may_last_for_hang_after_and_the_time_to_end_the_ranks() -> None:
-    assert judge_fault(killed_rank(fault="hang")).allowed_s is None
-    assert judge_fault(replace(killed_rank(fault="hang"), hang_after=20.0)).allowed_s == 50.0
-
-
 def test_a_fault_that_a_run_was_too_short_for_was_not_tried() -> None:
     verdict = not_hit_verdict("rank", run_of())
     assert (verdict.result, verdict.passed, verdict.acceptable) == ("not tried", False, False)
@@ -222,13 +206,6 @@ def test_a_fault_that_a_run_was_too_short_for_was_not_tried() -> None:
 @pytest.mark.parametrize("verdict", [not_hit_verdict("save", run_of()), judge_fault(killed_rank(fault="save"))])
 def test_a_save_that_could_not_be_hit_does_not_fail_a_drill(verdict: FaultVerdict) -> None:
     assert (verdict.result, verdict.passed, verdict.acceptable) == ("not tried", False, True)
-
-
-def test_a_comparison_describes_itself() -> None:
-    assert (SAME.describe(), UNLIKE.describe()) == ("is bit-identical", "differs")
-    two = [TensorDifference("model.weight", 2.0), TensorDifference("model.bias", 1.0)]
-    described = replace(OTHER, differing=two, count=2).describe()
-    assert described == "differs in model.weight and 1 more by at most 0.25 (relative), 2 (absolute)"
 
 
 TIMES = st.floats(min_value=0, max_value=1e4)

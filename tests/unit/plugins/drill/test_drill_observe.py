@@ -55,17 +55,6 @@ def save(run: RunDir, step: int) -> Path:
     return path
 
 
-def test_of_two_saves_at_the_same_time_the_one_with_the_higher_step_is_the_newer(
-    workspace: Workspace, run: RunDir, observer: RunObserver
-) -> None:
-    at = time.time()
-    for step in (5, 10, 7):
-        os.utime(save(run, step), (at, at))
-    observer.look()
-    state = observe_run(workspace, run.id, ask_slurm=False)
-    assert [each.step for each in observer.sighting(state).saves] == [5, 7, 10]
-
-
 def strike(observer: RunObserver, name: str = "preempt") -> None:
     observer.struck(InjectedFault(fault=name, at=time.time(), attempt=KEY))
 
@@ -191,12 +180,6 @@ def test_a_file_that_was_written_again_counts_again(tmp_path: Path) -> None:
     assert [save.saved_at for save in own.saves] == [1.0, 2.0]
 
 
-def test_without_a_pattern_there_is_nothing_to_see(tmp_path: Path) -> None:
-    own = OwnCheckpoints(None)
-    own.look()
-    assert (own.saves, own.incomplete()) == ([], [])
-
-
 @pytest.fixture
 def watch(tmp_path: Path) -> SaveWatch:
     archive(tmp_path / "ckpt-5.pt")
@@ -307,21 +290,6 @@ def test_the_largest_difference_is_given_with_its_place(workspace: Workspace, tm
     assert [each.name for each in comparison.differing] == ["model.0.weight"]
 
 
-def test_checkpoints_of_other_steps_are_not_compared(workspace: Workspace, tmp_path: Path) -> None:
-    comparison = compare_checkpoints(workspace, *two_runs(workspace, tmp_path, step=11))
-    assert (comparison.identical, comparison.why) == (None, "they are of steps 10 and 11")
-    assert comparison.steps == (10, 11)
-
-
-def test_a_run_without_a_checkpoint_cannot_be_compared(workspace: Workspace, tmp_path: Path) -> None:
-    first, second = two_runs(workspace, tmp_path)
-    for path in workspace.root.run(second.id).checkpoints.iterdir():
-        path.rename(tmp_path / path.name)
-    comparison = compare_checkpoints(workspace, first, second)
-    assert comparison.identical is None
-    assert "has left no checkpoint" in comparison.why
-
-
 def two_plain_runs(workspace: Workspace, tmp_path: Path, save: Callable[[Path, int], None]) -> tuple[Run, Run]:
     """Two runs whose script saves by itself: ``save`` gets the directory and the number of the run, 0 or 1."""
     runs = []
@@ -357,17 +325,6 @@ def test_files_of_torch_are_compared_by_tensor_without_the_paths_in_them(
     comparison = compare_checkpoints(workspace, *two_plain_runs(workspace, tmp_path, save))
     assert (comparison.identical, comparison.method) == (identical, "tensors")
     assert (comparison.where, comparison.max_abs) == (("", None) if identical else ("weights", 0.5))
-
-
-def test_values_that_are_no_tensors_may_differ_in_checkpoints_of_a_trainer(
-    workspace: Workspace, tmp_path: Path
-) -> None:
-    def save(directory: Path, index: int) -> None:
-        torch.save({"step": 5, "weights": torch.ones(4), "calls": index}, directory / "ckpt-5.pt")
-
-    comparison = compare_checkpoints(workspace, *two_plain_runs(workspace, tmp_path, save))
-    assert (comparison.identical, comparison.others) == (True, ("calls",))
-    assert comparison.describe() == "is bit-identical, except for calls, which are no tensors"
 
 
 def test_a_checkpoint_with_whole_objects_cannot_be_compared(workspace: Workspace, tmp_path: Path) -> None:

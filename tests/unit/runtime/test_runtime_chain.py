@@ -84,16 +84,6 @@ def test_a_job_that_waits_for_a_command_looks_again_ever_more_rarely_until_its_u
     assert look_again_s(run, [UPSTREAM]) == 120
 
 
-def test_a_run_whose_upstream_failed_waits_no_longer(run: RunDir, first: SimulatedRun) -> None:
-    first.crashed()
-    stands = wait_for_upstreams(run, [UPSTREAM], patient=True, note=pytest.fail, give_up=lambda: False)
-    assert stands.problem.startswith(f"run {FIRST} (pretrain) failed: rank 0 exited with code 1")
-
-
-def test_a_stop_ends_the_wait(run: RunDir, first: SimulatedRun) -> None:
-    assert wait_for_upstreams(run, [UPSTREAM], patient=True, note=pytest.fail, give_up=lambda: True).waits
-
-
 def test_facts_are_those_of_the_run_when_it_has_ended(run: RunDir, first: SimulatedRun) -> None:
     published = first.directory.checkpoints / "step-40"  # type: ignore[union-attr]
     published.mkdir()

@@ -103,13 +103,6 @@ def test_what_ranks_crashed_from_is_passed_over_until_a_newer_one_is_there(agent
     assert agents.choose("1.2")[0] == "c.pt"
 
 
-def test_the_same_file_with_new_content_is_not_passed_over(agents: Agents) -> None:
-    save(agents.out / "a.pt", 10)
-    agents.crashed_from(save(agents.out / "last.pt", 20))
-    save(agents.out / "last.pt", 21)
-    assert agents.choose()[0] == "last.pt"
-
-
 def test_the_only_one_is_tried_again_and_nothing_is_said_to_be_passed_over(agents: Agents) -> None:
     agents.crashed_from(save(agents.out / "a.pt", 10))
     assert agents.choose()[0] == "a.pt"

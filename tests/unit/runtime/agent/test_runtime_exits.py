@@ -181,15 +181,6 @@ def test_kills_and_the_limit_of_the_job_are_read_from_both_versions(
     assert memory_events(machine.root).since(before) == MemoryEvents(kills=2, limit_bytes=limit_bytes)
 
 
-def test_a_cgroup_without_a_limit_has_none(machine: Machine) -> None:
-    machine.v1(kills=0)
-    machine.write(f"sys/fs/cgroup/memory/{TASK}/memory.limit_in_bytes", "9223372036854771712\n")
-    assert memory_events(machine.root).limit_bytes is None
-    machine.v2(kills=0)
-    machine.write("sys/fs/cgroup/slurm/uid_7/job_5/memory.max", "max\n")
-    assert memory_events(machine.root).limit_bytes is None
-
-
 def test_the_smallest_limit_around_a_process_holds(machine: Machine) -> None:
     machine.v2(kills=0)
     machine.write("sys/fs/cgroup/slurm/memory.max", f"{9 * GIB}\n")
@@ -261,9 +252,6 @@ def test_an_unreadable_kernel_log_gives_no_errors(tmp_path: Path) -> None:
     assert xids(None, tmp_path / "none") == []
     assert xids(5, tmp_path / "none") == []
     assert xids(5, tmp_path) == []
-
-
-# --- since the ranks started ------------------------------------------------------------------------------------
 
 
 def test_what_the_kernel_logged_before_the_ranks_started_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -66,15 +66,6 @@ def test_a_rank_that_finishes_no_step_hangs() -> None:
     assert 60 < node.clock - node.beats[1].at <= 62
 
 
-def test_a_hang_is_reported_until_it_is_over() -> None:
-    node = training()
-    assert node.wait(70) is not None
-    assert node.wait(2) is not None
-    node.beat(0, 6)
-    node.beat(1, 6)
-    assert node.wait(50) is None
-
-
 def test_a_raised_limit_is_twice_as_long_and_stays_but_not_for_ever() -> None:
     node = training(hang_after=10.0)
     for limit_s in (10, 20, 40, 80, 80):
@@ -86,15 +77,6 @@ def test_a_raised_limit_is_twice_as_long_and_stays_but_not_for_ever() -> None:
     node.beat(0, 6)
     node.beat(1, 6)
     assert node.wait(79) is None
-
-
-def test_ranks_that_have_used_half_of_their_time_are_known() -> None:
-    node = training()
-    assert node.watchdog.half_over() == []
-    for _ in range(35):
-        node.beat(0, node.beats[0].step + 1)
-        node.wait(1)
-    assert node.watchdog.half_over() == [5]
 
 
 def test_ranks_that_wait_for_a_pause_are_excused_but_not_the_pause_itself() -> None:
@@ -113,25 +95,6 @@ def test_ranks_that_wait_for_a_pause_are_excused_but_not_the_pause_itself() -> N
     assert node.watchdog.pauses() == {}
 
 
-def test_long_steps_have_time_by_their_median() -> None:
-    node = training(step_s=20)
-    node.beat(0, 6, step_s=0.1)
-    assert node.wait(195) is None
-    suspicion = node.wait(10)
-    assert suspicion is not None
-    assert suspicion.limit_s == 200
-
-
-def test_the_first_step_and_saves_have_longer() -> None:
-    node = training(hang_after=3.0)
-    node.beat(0, 5, Phase.FIRST)
-    node.beat(1, 5, Phase.SAVING)
-    assert node.wait(29) is None
-    suspicion = node.wait(10)
-    assert suspicion is not None
-    assert suspicion.why == "rank 4 finished no step for 30 s"
-
-
 def test_ranks_that_are_not_in_their_loop_never_hang() -> None:
     node = training(hang_after=3.0)
     node.beat(0, 5, Phase.READY)
@@ -144,22 +107,6 @@ def test_an_agent_that_was_stopped_itself_counts_anew() -> None:
     node.clock += 600
     assert node.wait(59) is None
     assert node.wait(5) is not None
-
-
-def test_looks_come_at_most_once_a_second() -> None:
-    node = training()
-    before = node.reads
-    node.wait(10, look_s=0.125)
-    assert 8 <= node.reads - before <= 10
-
-
-def test_paces_are_those_of_ranks_that_train() -> None:
-    node = Node()
-    assert node.watchdog.paces() == {}
-    node.beat(0, 7, step_s=0.5)
-    node.beat(1, 7, Phase.SAVING)
-    node.wait(1)
-    assert node.watchdog.paces() == {4: (7, 0.25)}
 
 
 def test_a_pause_of_the_whole_job_is_journaled_and_a_late_look_is_none() -> None:
@@ -225,11 +172,6 @@ def nodes(monkeypatch: pytest.MonkeyPatch) -> Nodes:
     return Nodes(monkeypatch)
 
 
-def test_without_a_suspicion_nothing_is_asked(nodes: Nodes) -> None:
-    assert nodes.turn() == {}
-    assert nodes.examined == []
-
-
 @pytest.mark.parametrize("asks", [0, 1])
 def test_all_nodes_learn_that_the_rank_that_others_wait_for_computes(nodes: Nodes, asks: int) -> None:
     verdicts = nodes.turn(asks=asks)
@@ -249,14 +191,6 @@ def test_the_run_hangs_if_that_rank_waits_as_well(nodes: Nodes) -> None:
 
 def test_the_run_hangs_if_ranks_have_computed_for_as_long_as_they_may(nodes: Nodes) -> None:
     assert [verdict.hangs for verdict in nodes.turn(asks=0, limit_s=480.0).values()] == [True, True]
-
-
-def test_each_suspicion_is_decided_anew(nodes: Nodes) -> None:
-    assert not nodes.turn(asks=0)[0].hangs
-    assert nodes.turn() == {}
-    nodes.states[1] = STUCK
-    assert nodes.turn(asks=1)[0].hangs
-    assert sorted(nodes.examined) == [0, 0, 1, 1]
 
 
 def test_two_nodes_that_ask_at_once_begin_one_inquiry(nodes: Nodes) -> None:

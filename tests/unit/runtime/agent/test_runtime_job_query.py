@@ -5,10 +5,9 @@ The records are those that Slurm 22.05.8 gave to a task that had just got the si
 
 from __future__ import annotations
 
-import json
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -87,8 +86,6 @@ SIGNALLED = """
 
 NOW = 1795294000.0
 RUNNING = JobView(state="RUNNING", start_time=NOW - 100, end_time=NOW + 500, time_limit_s=600.0)
-
-Ask = Callable[[], Mapping[str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -273,14 +270,6 @@ def test_without_slurm_the_signal_itself_decides(signal: str, expected: str) -> 
     stop = cause(signal, None, executor="local")
     assert (stop.cause, stop.sure) == (expected, True)
     assert signal in stop.why
-
-
-def test_the_evidence_holds_what_a_cause_was_concluded_from() -> None:
-    evidence = cause("SIGTERM", view_of(PREEMPTED), 1795294015.0).evidence
-    assert evidence["signal"] == "SIGTERM"
-    assert (evidence["state"], evidence["preempt_time"], evidence["end_time"]) == ("RUNNING", 1795294014, 1795294034)
-    assert evidence["time_left_s"] == 19
-    assert json.loads(json.dumps(evidence)) == evidence
 
 
 TIMES = st.none() | st.floats(NOW - 1e6, NOW + 1e6)

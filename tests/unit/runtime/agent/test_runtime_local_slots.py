@@ -213,23 +213,6 @@ def test_what_the_ranks_of_a_killed_agent_use_is_not_free(
     assert later.share == Share(slots.slot(0), ["0"])
 
 
-def test_runs_without_slots_wait_for_gpus_alone_and_in_order(
-    start: Callable[..., Runner], begun: queue.Queue[Runner]
-) -> None:
-    gpus = {"gpus": ["0", "1"], "count": None}
-    running = [start(0, needed=1, **gpus), start(1, needed=1, **gpus)]
-    assert {begun.get(timeout=30) for _ in running} == set(running)
-    assert sorted(str(each.share) for each in running) == [str(Share(None, ["0"])), str(Share(None, ["1"]))]
-    wide, narrow = in_line(start, 2, needed=2, **gpus), in_line(start, 3, needed=1, **gpus)
-    running[0].end()
-    with pytest.raises(queue.Empty):
-        begun.get(timeout=0.02)
-    running[1].end()
-    assert begun.get(timeout=30) is wide
-    wide.end()
-    assert begun.get(timeout=30) is narrow
-
-
 def test_never_more_run_at_once_than_may_and_all_of_them_do(
     start: Callable[..., Runner], begun: queue.Queue[Runner]
 ) -> None:

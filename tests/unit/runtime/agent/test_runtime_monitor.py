@@ -213,28 +213,6 @@ def test_ranks_wait_for_one_that_is_paused_on_another_node(make: Make, clock: Cl
     assert later(clock, second, 20, first).cause == "hang"
 
 
-def test_a_short_pause_is_not_journaled(make: Make, clock: Clock) -> None:
-    node = make(per_node=1)
-    for step in range(20):
-        node.board.beats[0] = Beat(step, Phase.PAUSED, clock.now, 0.2, pid=99, pause_s=600.0)
-        assert later(clock, node, 9) is None
-        node.beat(0, step + 1)
-        assert later(clock, node, 2) is None
-    assert node.events("paused") == node.events("resumed") == []
-
-
-# --- how far --------------------------------------------------------------------------------------------------------
-
-
-def test_the_last_step_is_that_of_the_fastest_rank_and_unknown_without_a_heartbeat(make: Make) -> None:
-    node = make()
-    assert node.monitor.last_step() is None
-    node.beat(0, 0)
-    assert node.monitor.last_step() == 0
-    node.beat(1, 7)
-    assert node.monitor.last_step() == 7
-
-
 # --- stragglers -----------------------------------------------------------------------------------------------------
 
 
@@ -260,14 +238,6 @@ def test_a_slow_rank_is_named_with_its_host_wherever_it_is(make: Make, clock: Cl
     assert (event["rank"], event["host"], event["ratio"]) == (3, "host5", 3.0)
     assert (event["own_s"], event["median_s"]) == (0.3, 0.1)
     assert second.events("straggler") == []
-
-
-def test_nodes_that_have_published_no_pace_are_not_compared(make: Make, clock: Clock) -> None:
-    first = make(0, (0, 5))
-    first.beat(0, 1, 0.1)
-    first.beat(1, 1, 0.1)
-    paced(clock, first, looks=LOOKS + 2)
-    assert first.events("straggler") == []
 
 
 # --- ranks that do not know each other --------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ import pytest
 from helpers.simulated_agents import CRASH, HANG, LOST, OBEY, POLL_S, STUCK, WAIT, Ranks, World
 from helpers.site import until
 
-from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence
+from slurmtrain.model.interruption.exit_report import KernelEvidence
 from slurmtrain.model.interruption.members import Newcomer, Stage
 from slurmtrain.runtime.agent import hang_watch, node_round, rounds, workers
 from slurmtrain.runtime.job import stacks
@@ -76,15 +76,6 @@ def test_a_node_that_cannot_start_its_ranks_ends_the_others_and_says_why(make: M
     assert world.events("restart") == []
 
 
-def test_a_spare_node_that_stands_by_all_the_time_completes(make: Make) -> None:
-    world = make({"nodes": 1, "spares": 1}, {}).begin().end()
-    assert world.causes() == {0: "completed", 1: "completed"}
-    assert world.rounds_of(1) == []
-    outcome = world.outcomes[1]
-    assert outcome is not None
-    assert not outcome.node_report.cascade
-
-
 # --- restarts in place ----------------------------------------------------------------------------------------------
 
 
@@ -113,13 +104,6 @@ def test_ranks_are_not_started_again_more_often_than_the_spec_allows(make: Make)
     # Node 0's own end follows from the other's.
     report = world.outcomes[0].node_report  # type: ignore[union-attr]
     assert report.failed_at is None
-
-
-@pytest.mark.parametrize("requeue", [{"enabled": False}, {"restarts_in_place": 0}, {"max_failures": 0}])
-def test_a_spec_may_want_no_restart(make: Make, requeue: dict[str, Any]) -> None:
-    world = make({"nodes": 2}, {(0, 0): WAIT, (0, 1): CRASH}, requeue=requeue).begin().end()
-    assert world.events("restart") == []
-    assert world.causes() == {0: "crash", 1: "crash"}
 
 
 def test_a_signal_to_one_node_alone_stops_all(make: Make) -> None:
@@ -202,34 +186,6 @@ def test_a_living_node_that_was_given_up_ends_its_ranks_and_itself(make: Make, m
     assert world.causes() == {0: "completed", 1: "node_fail", 2: "completed"}
     assert world.ranks[0, 1].process.signals == [signal.SIGTERM]
     assert world.rounds_of(1) == [0]
-
-
-def test_two_nodes_are_lost_one_after_the_other(make: Make) -> None:
-    script = {(0, 0): WAIT, (0, 1): LOST, (0, 2): WAIT, (1, 0): WAIT, (1, 2): LOST}
-    world = make({"nodes": {"min": 1, "max": 3}}, script).begin().end()
-    assert [event["members"] for event in world.events("restart")] == [[0, 2], [0]]
-    assert world.causes() == {0: "completed"}
-
-
-def test_a_node_on_which_ranks_fail_again_and_again_is_left_out(make: Make) -> None:
-    script = {(0, 0): WAIT, (0, 1): CRASH, (1, 0): WAIT, (1, 1): CRASH}
-    world = make({"nodes": 2, "spares": 1}, script, requeue={"restarts_in_place": 3})
-    world.committed = 1
-    # A failure elsewhere in the program each time, so that it is not taken for the same one.
-    lines = iter(["OSError", "KeyError", "x", "y"])
-    exits = Ranks.exits
-
-    def with_lines(self: Ranks) -> list[Exit]:
-        ended = exits(self)
-        return [
-            Exit(rank=e.rank, pid=1, code=e.code, at=e.at, last_lines=[next(lines)]) if e.failed else e for e in ended
-        ]
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Ranks, "exits", with_lines)
-        world.begin().end()
-    assert [event["members"] for event in world.events("restart")] == [[0, 1], [0, 2]]
-    assert world.causes() == {0: "completed", 1: "completed", 2: "completed"}
 
 
 def test_the_others_end_when_node_0_is_gone(make: Make) -> None:
@@ -444,15 +400,6 @@ def test_a_signal_that_comes_while_ranks_stop_for_a_node_ends_the_attempt(growin
     world.end()
     assert world.root == ("preempted", "stopped by SIGTERM")
     assert world.growth.admitted is None
-
-
-def test_a_failure_restarts_ranks_before_a_node_joins(growing: Make) -> None:
-    world = growing(2, {(0, 0): WAIT, (0, 1): CRASH, (1, 0): WAIT, (1, 1): WAIT}).begin()
-    world.until_running(1, 0, 1)
-    world.growth.waiting = [NEW]
-    world.end()
-    assert [event["cause"] for event in world.events("restart")] == ["crash", "grow"]
-    assert (world.outcomes[0].restarts, world.outcomes[0].round) == (1, 2)
 
 
 def test_the_run_goes_on_without_nodes_of_another_job_that_is_preempted(growing: Make) -> None:

@@ -181,7 +181,3 @@ def test_ranks_do_not_wait_for_a_server_that_is_known_to_be_down_nor_after_a_sig
         assert sending.wait_for_run(give_up=lambda: True) is None
     assert sending.wait_for_run(give_up=lambda: False) is None
     sending.end(in_grace=True)
-
-
-def test_nothing_is_started_where_the_run_has_no_server(tmp_path: Path) -> None:
-    assert send_live(RunsRoot(tmp_path).run(RUN_ID).submission(1), "", live=True) is None

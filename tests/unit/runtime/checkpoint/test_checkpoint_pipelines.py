@@ -127,48 +127,6 @@ def test_two_stages_become_four_and_those_two_with_two_replicas_each(tmp_path: P
     assert restore(alone(), tmp_path / "replicated", 1) == merged(replicated)
 
 
-# --- with torch's own schedules ---------------------------------------------------------------------------------------
-
-
-def run_schedule(ranks: RankGroup, objects: dict[str, Any], first: int, last: int) -> list[float]:
-    """Train from step ``first`` to ``last`` in a pipeline of two stages; the losses, on the last stage."""
-    from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
-
-    stage = PipelineStage(objects["model"], ranks.rank, ranks.world_size, torch.device("cpu"))
-    schedule = ScheduleGPipe(stage, n_microbatches=2, loss_fn=nn.functional.mse_loss)
-    losses: list[float] = []
-    for number in range(first, last):
-        torch.manual_seed(number)
-        batch = torch.randn(4, WIDTH)
-        objects["optimizer"].zero_grad()
-        parts: list[torch.Tensor] = []
-        schedule.step(*([batch] if stage.is_first else []), target=batch.roll(1), losses=parts)
-        objects["optimizer"].step()
-        objects["scheduler"].step()
-        losses.append(float(sum(parts)))
-    return losses
-
-
-def interrupted(ranks: RankGroup, root: Path) -> list[Any]:
-    objects = make(part_of(ranks, 2))
-    undisturbed = [run_schedule(ranks, objects, 0, 6)[3:], state_of(objects)]
-    objects = make(part_of(ranks, 2))
-    with Attempt(root, ranks, objects) as attempt:
-        run_schedule(ranks, objects, 0, 3)
-        assert attempt.save(3) == ""
-    objects = make(part_of(ranks, 2), seed=2)
-    with Attempt(root, ranks, objects, restart=1) as attempt:
-        attempt.restore()
-        return [undisturbed, [run_schedule(ranks, objects, 3, 6), state_of(objects)]]
-
-
-def test_an_interrupted_pipeline_ends_as_one_that_was_not(tmp_path: Path, pair: Pair) -> None:
-    results = pair.run(interrupted, tmp_path)
-    for undisturbed, resumed in results:
-        assert resumed == undisturbed
-    assert len(set(results[1][0][0])) == 3, "the last stage has losses"
-
-
 # --- names ------------------------------------------------------------------------------------------------------------
 
 
@@ -218,31 +176,6 @@ def save_drifted(ranks: RankGroup, root: Path) -> str:
         model(torch.randn(4, 8))
     with Attempt(root, ranks, {"model": model}) as attempt:
         return attempt.save(1)
-
-
-def save_own_names(ranks: RankGroup, root: Path) -> list[Any]:
-    """Each rank registers its stage under a name of its own; rank 1 has a counter too."""
-    torch.manual_seed(ranks.rank)
-    results = []
-    for restart in (0, 1):
-        model = nn.Linear(2, 2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1 + ranks.rank, momentum=0.9)
-        objects: dict[str, Any] = {f"stage{ranks.rank}": model, f"optimizer{ranks.rank}": optimizer}
-        if not restart:
-            model(torch.ones(1, 2)).sum().backward()
-            optimizer.step()
-        else:
-            optimizer.param_groups[0]["lr"] = 7.0
-        with Attempt(root, ranks, objects, restart=restart) as attempt:
-            assert attempt.restore() is not None if restart else attempt.save(1) == ""
-        momentum = [optimizer.state[parameter]["momentum_buffer"].tolist() for parameter in model.parameters()]
-        results.append([model.weight.tolist(), momentum, optimizer.param_groups[0]["lr"]])
-    return results
-
-
-def test_stages_may_be_registered_under_names_of_their_own(tmp_path: Path, pair: Pair) -> None:
-    for saved, restored in pair.run(save_own_names, tmp_path):
-        assert restored == saved
 
 
 def make_stages(ranks: RankGroup, seed: int) -> dict[str, Any]:

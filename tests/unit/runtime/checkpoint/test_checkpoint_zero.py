@@ -124,11 +124,6 @@ def test_what_two_ranks_have_saved_four_and_one_without_it_restore(
     assert restore(alone(), tmp_path, kind, zero=False) == saved
 
 
-def test_what_four_ranks_have_saved_two_restore(tmp_path: Path, pair: Pair, four: Pair) -> None:
-    saved = four.run(save, tmp_path, "adamw")
-    assert pair.run(restore, tmp_path, "adamw") == saved[:2]
-
-
 @pytest.mark.parametrize("kind", ["plain_sgd", pytest.param("adamw", marks=rare)])
 def test_what_a_plain_optimizer_has_saved_it_restores(tmp_path: Path, pair: Pair, kind: str) -> None:
     saved = save(alone(), tmp_path, kind, zero=False)

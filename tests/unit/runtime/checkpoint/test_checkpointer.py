@@ -178,13 +178,6 @@ def test_parameters_that_another_model_has_are_listed(run: Path) -> None:
     assert "'model.1.bias' has shape 2, in the script 40" in problem
 
 
-def test_of_many_differences_ten_are_listed_and_the_others_counted(run: Path) -> None:
-    problem = problem_of_restoring(run, model=nn.Sequential(*(nn.Linear(2, 2) for _ in range(20))), own=Value(None))
-    assert problem.count("'model.") == 10
-    # 36 parameters are new, and of the four that both have three are of other shapes.
-    assert problem.endswith("; and 29 more")
-
-
 def test_an_object_that_the_checkpoint_has_not_is_named(run: Path) -> None:
     assert "it has no 'average'" in problem_of_restoring(run, model=model(), own=Value(None), average=Value(None))
 
@@ -235,16 +228,6 @@ def journaled(run_dir: RunDir) -> list[dict[str, object]]:
     return [json.loads(line) for line in (run_dir.path / "rank-0.jsonl").read_text().splitlines()]
 
 
-def test_an_interval_of_minutes_begins_anew_with_each_save(run_dir: RunDir, clock: Clock) -> None:
-    plan = make(run_dir, EveryMinutes(2))
-    clock.now += 119
-    assert plan.due(1) is SaveReason.NONE
-    clock.now += 1
-    assert plan.due(1) is SaveReason.INTERVAL
-    plan.began()
-    assert plan.due(1) is SaveReason.NONE
-
-
 def test_an_interval_of_steps_asks_no_clock(run_dir: RunDir, clock: Clock) -> None:
     plan = make(run_dir, EverySteps(10))
     clock.now += 1e6
@@ -269,13 +252,6 @@ def test_auto_follows_what_saves_cost_and_says_so(run_dir: RunDir, clock: Clock)
     assert (first["kind"], first["stall_s"]) == ("interval", None)
     assert (second["stall_s"], second["save_s"]) == (1.0, 4.0)
     assert float(str(second["seconds"])) > 60
-
-
-def test_a_save_that_failed_says_nothing_of_what_saves_cost(run_dir: RunDir, clock: Clock) -> None:
-    with Journal(run_dir.path / "rank-0.jsonl") as journal:
-        plan = make(run_dir, EveryAuto(), journal)
-        plan.ended(Save(step=5, problem="no space", stall_s=100.0))
-    assert [event["stall_s"] for event in journaled(run_dir)] == [None]
 
 
 def test_a_wish_is_seen_within_a_second_and_fulfilled_once(run_dir: RunDir, clock: Clock) -> None:

@@ -67,11 +67,6 @@ def test_a_file_of_before_archives_is_complete(tmp_path: Path) -> None:
     assert sorted(read_contents(checkpoint.path)) == ["b", "w"]
 
 
-def test_files_with_other_content_than_their_names_promise_are_left_to_the_script(tmp_path: Path) -> None:
-    (tmp_path / "a.bin").write_bytes(b"weights in a format of its own")
-    assert look_at(tmp_path / "a.bin").complete
-
-
 def test_a_pattern_of_the_spec_decides_about_the_step(tmp_path: Path) -> None:
     torch.save({"step": 7}, tmp_path / "part-12-of-30.pt")
     assert look_at(tmp_path / "part-12-of-30.pt").step == 7

@@ -101,21 +101,6 @@ def test_a_checkpoint_with_any_file_missing_or_cut_off_is_never_handed_over(
     assert all(each.complete for each in found_in(tmp_path, kind))
 
 
-def test_a_copy_has_the_same_fingerprint_and_a_changed_byte_another(saved: Saved, kind: Kind, tmp_path: Path) -> None:
-    original = found_in(saved(kind.trainer, *kind.arguments), kind)[0].path
-    copy = tmp_path / original.name
-    shutil.copytree(original, copy) if original.is_dir() else shutil.copyfile(original, copy)
-    search = Search(pattern=str(tmp_path / "*"), ranks=1)
-    [before] = find_checkpoints(search)
-    [source] = find_checkpoints(Search(pattern=str(original).replace("[", "[[]"), ranks=1))
-    assert before.fingerprint() == source.fingerprint()
-    file = max(files_of(copy), key=lambda each: each.stat().st_size)
-    content = bytearray(file.read_bytes())
-    content[len(content) // 2] ^= 1
-    file.write_bytes(content)
-    assert before.fingerprint() != source.fingerprint()
-
-
 def test_contents_have_weights_and_optimizer_but_no_paths_or_times(saved: Saved, kind: Kind) -> None:
     directory = saved(kind.trainer, *kind.arguments)
     contents = read_contents(found_in(directory, kind)[0].path)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -75,27 +74,6 @@ def test_a_number_in_the_ending_of_a_name_is_no_step(tmp_path: Path, name: str) 
     candidate = newest(Search(pattern=str(tmp_path / "*")))
     assert candidate is not None
     assert candidate.step == 40
-
-
-def test_directories_are_found_too_with_all_their_bytes(tmp_path: Path) -> None:
-    put(tmp_path / "out" / "step-5" / "a.bin", b"123")
-    put(tmp_path / "out" / "step-5" / "sub" / "b.bin", b"45")
-    candidate = newest(Search(pattern=str(tmp_path / "out" / "step-*")))
-    assert candidate is not None
-    assert (candidate.step, candidate.bytes) == (5, 5)
-
-
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(tmp_path: Path) -> None:
-    good = put(tmp_path / "ckpt-1.pt", zipped(tmp_path))
-    put(tmp_path / "ckpt-2.pt", zipped(tmp_path)[:-30])
-    assert newest_path(tmp_path, "ckpt-*.pt") == good
-
-
-def zipped(folder: Path) -> bytes:
-    path = folder / "archive"
-    with zipfile.ZipFile(path, "w") as archive:
-        archive.writestr("data.pkl", b"0" * 1000)
-    return path.read_bytes()
 
 
 RUN = RunDir(Path("/runs/0001"))

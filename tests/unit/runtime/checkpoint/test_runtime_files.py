@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import stat
 import time
 from pathlib import Path
 from typing import Any
@@ -60,14 +59,6 @@ def stage(checkpoints: Path, step: int, content: bytes = b"weights", attempt: st
 def publish(checkpoints: Path, step: int, content: bytes = b"weights", attempt: str = ATTEMPT, **more: Any) -> Path:
     written = {name: content + name.encode() for name in NAMES}
     return stage(checkpoints, step, content, attempt).publish(manifest_of(step, written, **more))
-
-
-def test_a_published_checkpoint_is_complete_and_private(checkpoints: Path) -> None:
-    path = publish(checkpoints, 5)
-    assert path == checkpoints / "step-5"
-    assert sorted(entry.name for entry in path.iterdir()) == [".metadata", "MANIFEST.json", "__0_0.distcp"]
-    assert [entry.name for entry in checkpoints.iterdir()] == ["step-5"]
-    assert all(stat.S_IMODE(entry.stat().st_mode) & 0o077 == 0 for entry in [path, path / "MANIFEST.json"])
 
 
 def test_a_manifest_says_what_was_written(checkpoints: Path) -> None:
@@ -260,14 +251,6 @@ def test_two_damaged_checkpoints_of_one_step_are_both_put_aside(checkpoints: Pat
     names = [checkpoint_files.set_aside(publish(checkpoints, 5)).name for _ in range(3)]
     assert names == ["damaged-step-5", "damaged-step-5.1", "damaged-step-5.2"]
     assert checkpoint_files.published(checkpoints) == []
-
-
-def test_what_is_deleted_is_gone_and_deleting_it_again_says_so(checkpoints: Path) -> None:
-    path = publish(checkpoints, 5)
-    checkpoint_files.delete_checkpoint(path)
-    assert list(checkpoints.iterdir()) == []
-    with pytest.raises(FileNotFoundError):
-        checkpoint_files.delete_checkpoint(path)
 
 
 def test_what_dead_attempts_left_is_swept_and_nothing_else(checkpoints: Path) -> None:

@@ -117,40 +117,6 @@ def test_what_training_does_during_a_save_is_not_in_it(tmp_path: Path, pair: Pai
     assert list(pair.run(save_while_training, tmp_path)) == [[], []]
 
 
-def save_by_agreement(ranks: RankGroup, root: Path) -> list[int]:
-    """As a session does it: ranks agree now and then, and go on in between."""
-    objects = ddp(0, ranks)
-    ended = []
-    with Attempt(root, ranks, objects) as attempt:
-        for step in range(1, 4):
-            assert attempt.begin(step) is None
-            outcome = None
-            while outcome is None:
-                outcome = attempt.advance()
-            assert outcome.problem == ""
-            ended.append(outcome.step)
-    return ended
-
-
-def test_ranks_that_agree_now_and_then_publish_each_save(tmp_path: Path, pair: Pair) -> None:
-    assert pair.run(save_by_agreement, tmp_path) == [[1, 2, 3]] * 2
-    assert listed(tmp_path) == ["step-1", "step-2", "step-3"]
-
-
-def test_a_manifest_says_how_a_checkpoint_came_to_be(tmp_path: Path, pair: Pair) -> None:
-    pair.run(save_as, tmp_path, "fsdp")
-    manifest = checkpoint_files.read_manifest(tmp_path / "checkpoints" / "step-1")
-    assert (manifest.step, manifest.world_size, manifest.attempt, manifest.why) == (1, 2, "1.0", "steps")
-    assert [dict(mesh) for mesh in manifest.mesh] == [{"names": [], "shape": [2]}]
-    assert manifest.objects == {
-        "model": {"kind": "module", "per_rank": False},
-        "optimizer": {"kind": "optimizer", "per_rank": False},
-    }
-    assert sorted(manifest.files) == [".metadata", "__0_0.distcp", "__1_0.distcp"]
-    assert 0 < manifest.stall_s <= manifest.seconds
-    assert manifest.versions["torch"] == torch.__version__
-
-
 # --- plain torch reads it ---------------------------------------------------------------------------------------------
 
 
@@ -237,12 +203,6 @@ def test_an_object_without_a_state_is_refused_by_name(tmp_path: Path, obj: objec
         Attempt(tmp_path, alone(), {"thing": obj}, lease=False)
 
 
-def test_where_nothing_was_ever_saved_nothing_is_restored(tmp_path: Path) -> None:
-    with Attempt(tmp_path, alone(), plain(0, alone())) as attempt:
-        assert attempt.restore() is None
-        assert attempt.events("restored") == []
-
-
 @pytest.mark.parametrize("stalls", [False, True])
 def test_waiting_for_a_save_is_a_stall_only_where_training_goes_on_after_it(tmp_path: Path, stalls: bool) -> None:
     with Attempt(tmp_path, alone(), plain(0, alone())) as attempt:
@@ -306,12 +266,6 @@ def free(monkeypatch: pytest.MonkeyPatch, attempt: AttemptDir, room: int) -> Non
 
 def nothing() -> None:
     """Nothing is unanswered."""
-
-
-def test_where_there_is_room_nothing_is_let_go(attempt: AttemptDir) -> None:
-    with open_publisher(attempt, keep=KeepSpec(last=1), quota=4 * SIZE) as rank_0:
-        assert rank_0.no_room(SIZE, nothing) == ""
-    assert checkpoint_names(attempt) == ["step-1", "step-2", "step-3"]
 
 
 def test_a_full_disk_is_relieved_of_no_more_than_is_needed(

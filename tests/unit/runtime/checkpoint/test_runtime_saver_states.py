@@ -18,7 +18,6 @@ from helpers.object_states import (
     differing,
     make_loader,
     network,
-    plain,
     save_as,
     states,
 )
@@ -107,18 +106,6 @@ def _without_wrapping(saved: str) -> Objects:
     if saved == "uneven_fsdp":
         return {"model": model, "optimizer": torch.optim.SGD(model.parameters(), momentum=0.5)}
     return {"model": model, "optimizer": torch.optim.AdamW(model.parameters())}
-
-
-@pytest.mark.parametrize("restored", ["fsdp", pytest.param("ddp", marks=rare)])
-def test_what_one_rank_has_saved_two_restore(tmp_path: Path, pair: Pair, restored: str) -> None:
-    objects = plain(0, alone())
-    with Attempt(tmp_path, alone(), objects) as attempt:
-        assert attempt.save(1) == ""
-    before = states(objects)
-    del before["scheduler"]
-    for after, rederived in pair.run(restore_as, tmp_path, restored):
-        assert differing(before, after) == []
-        assert rederived == ("rng",)
 
 
 class Resharding(Counter):
@@ -281,23 +268,6 @@ def test_powersgd_continues_with_the_errors_of_each_rank_after_a_step_without_co
         undisturbed, resumed = result["weights"]
         assert resumed == undisturbed
     assert results[0]["errors"] != results[1]["errors"], "each rank has its own"
-
-
-def restore_on_one(ranks: RankGroup, root: Path) -> None:
-    trained = Compressed(1, several=False)
-    with Attempt(root, ranks, {"hook": trained.hook}) as attempt:
-        trained.train(ranks.rank, 0, SAVED_AT)
-        assert attempt.save(1) == ""
-
-
-def test_errors_are_not_carried_over_to_another_number_of_ranks(tmp_path: Path, pair: Pair) -> None:
-    pair.run(restore_on_one, tmp_path)
-    state = PowerSGDState(None, start_powerSGD_iter=2)
-    with Attempt(tmp_path, alone(), {"hook": state}, restart=1) as attempt:
-        restored = attempt.restore()
-    assert restored is not None
-    assert "hook" in restored.rederived
-    assert state.error_dict == {}
 
 
 def average_locally(ranks: RankGroup, root: Path) -> list[Any]:

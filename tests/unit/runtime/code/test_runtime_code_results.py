@@ -58,13 +58,6 @@ def test_directories_are_made_beside_the_code_and_linked(
     assert (root / "out").stat().st_mode & 0o7777 == 0o2750
 
 
-def test_a_file_is_written_through_its_link(root: Path, run: RunDir) -> None:
-    link_results(plan(root, "--save best.pt"), run)
-    assert not (root / "best.pt").exists()
-    (run.code / "repo" / "best.pt").write_text("weights")
-    assert (root / "best.pt").read_text() == "weights"
-
-
 def test_what_may_be_a_file_or_a_directory_is_left_to_the_script(root: Path, run: RunDir) -> None:
     link_results(plan(root, "--save ckpts --out out/first"), run)
     assert [path.name for path in (run.code / "repo").iterdir()] == ["src", "out"]

@@ -49,14 +49,6 @@ def test_the_shell_of_a_local_run_is_named(limits: dict[int, tuple[int, int]], m
     assert "from the shell that submitted the run, or setup); 'ulimit -S -t unlimited' there" in described
 
 
-@pytest.mark.parametrize(("code", "line"), [case[:2] for case in CASES])
-def test_without_a_limit_only_the_kernels_signals_tell_of_it(
-    limits: dict[int, tuple[int, int]], code: int, line: str
-) -> None:
-    assert limits == {}
-    assert bool(exceeded_limit(code, [line])) is (code != 1)
-
-
 def test_a_rank_that_failed_for_another_reason_has_met_no_limit(limits: dict[int, tuple[int, int]]) -> None:
     for number in range(16):
         limits[number] = (60, 90)

@@ -9,7 +9,6 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from helpers.simulated_run import make_test_plan
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -24,7 +23,6 @@ from slurmtrain.runtime.environment.node import (
     read_launch,
     read_plan,
     this_node,
-    this_slurm_job,
 )
 from slurmtrain.runtime.environment.variables import local_job
 from slurmtrain.system.files import write_json
@@ -92,12 +90,6 @@ def test_a_node_that_does_not_see_the_run_says_so(monkeypatch: pytest.MonkeyPatc
         this_node(RunDir(tmp_path).submission(1))
 
 
-def test_only_the_nodes_of_a_local_run_share_a_host_and_are_told_apart_by_their_index() -> None:
-    local = Node(index=1, count=2, host="h", job_id="j", restart=0, executor="local", submission=1, launch=HANDED)
-    slurm = Node(index=1, count=2, host="h", job_id="j", restart=0, executor="slurm", submission=1, launch=HANDED)
-    assert (local.name(2), local.name(1), slurm.name(2)) == ("h/1", "h", "h")
-
-
 # --- what a submission hands over -------------------------------------------------------------------------------
 
 launches = st.builds(
@@ -128,13 +120,6 @@ def test_only_the_first_start_of_a_job_begins_anew(monkeypatch: pytest.MonkeyPat
     assert not node(monkeypatch, {**SLURM, "SLURM_RESTART_COUNT": "1"}, launch).from_start
 
 
-def test_a_job_that_was_never_restarted_has_restart_0(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("SLURM_JOB_ID", "4711")
-    assert this_slurm_job() == ("4711", 0)
-    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-    assert this_slurm_job() == ("4711", 2)
-
-
 # --- elements of job arrays -----------------------------------------------------------------------------------------
 
 
@@ -155,17 +140,6 @@ def test_an_element_of_an_array_finds_its_submission(tmp_path: Path, monkeypatch
 
 
 # --- the file of a plan -----------------------------------------------------------------------------------------------
-
-
-def test_a_plan_that_was_written_is_read_back(tmp_path: Path) -> None:
-    path = tmp_path / "plan.json"
-    written = make_test_plan()
-    write_json(path, written.to_json())
-    assert read_plan(path) == written
-
-
-def test_there_is_no_plan_where_there_is_no_file(tmp_path: Path) -> None:
-    assert read_plan(tmp_path / "plan.json") is None
 
 
 @pytest.mark.parametrize("data", [{}, {"schema": 999}])

@@ -97,22 +97,6 @@ def test_one_room_of_the_runtime_reads_the_environment() -> None:
     assert readers == set(ALLOWED_READERS)
 
 
-@pytest.mark.parametrize(
-    "source",
-    [
-        "import os\nx = os.environ['A']",
-        "import os\nx = os.getenv('A')",
-        "from os import environ",
-        "import os\nenv = {**os.environ}",
-        "import os as system",
-    ],
-)
-def test_every_way_to_read_the_environment_is_noticed(source: str) -> None:
-    assert reads_environment(ast.parse(source))
-    # One that is passed in is not the process's.
-    assert not reads_environment(ast.parse("import os\nx = context.environ['A']\nos.getpid()"))
-
-
 def test_tools_are_found_and_speak_english_where_no_path_is_set(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PATH")
     monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")

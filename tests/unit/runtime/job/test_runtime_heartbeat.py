@@ -64,18 +64,6 @@ def test_what_a_long_pause_is_for_is_cut_between_two_characters(board: Board) ->
     assert board.read()[0].activity == "x" + "é" * 23
 
 
-def test_a_board_forgets_the_ranks_that_were_before(board: Board) -> None:
-    Pulse.open(board.path, 0).beat(1, Phase.LEFT)
-    board.reset()
-    assert board.read() == [NEVER, NEVER]
-
-
-@pytest.mark.parametrize("index", [2, 1000])
-def test_a_rank_that_has_no_place_on_the_board_beats_into_nothing(board: Board, index: int) -> None:
-    Pulse.open(board.path, index).beat(1, Phase.TRAINING)
-    assert board.read() == [NEVER, NEVER]
-
-
 def test_without_a_board_beats_go_into_nothing(tmp_path: Path) -> None:
     (tmp_path / "empty").write_bytes(b"")
     (tmp_path / "other").write_bytes(b"x" * 4096)

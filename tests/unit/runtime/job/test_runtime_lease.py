@@ -19,7 +19,6 @@ from slurmtrain.runtime.job.lease import (
     claim_restart,
     close,
     ended_as,
-    find_leftovers,
     grant,
     granted_to,
     holds,
@@ -110,14 +109,6 @@ def test_a_run_that_is_closed_while_its_job_begins_stays_closed(run: RunDir) -> 
     assert ended_as(run, 1) == "cancelled"
 
 
-def test_a_person_closes_whatever_has_the_lease(run: RunDir) -> None:
-    close(run, None, "cancelled")
-    assert granted_to(run) is None
-    grant(run.submission(3))
-    close(run, None, "cancelled")
-    assert ended_as(run, 3) == "cancelled"
-
-
 # --- who starts it again --------------------------------------------------------------------------------------------
 
 
@@ -140,15 +131,6 @@ def test_exactly_one_of_many_processes_gets_a_claim(run: RunDir) -> None:
     assert record["submission"] == winner
     # Nothing else is left lying there.
     assert [path.name for path in run.claims.iterdir()] == ["7.0.submission.json"]
-
-
-def test_claims_differ_by_owner_and_attempt(run: RunDir) -> None:
-    first, second = run.attempt("7", 0), run.attempt("7", 1)
-    assert claim_restart(first, "agent")
-    assert not claim_restart(first, "agent")
-    assert claim_restart(first, "submission")
-    assert claim_restart(second, "agent")
-    assert read_claim(second, "submission") is None
 
 
 def test_a_claim_that_was_released_can_be_made_again(run: RunDir) -> None:
@@ -188,13 +170,6 @@ def sleepers(run: RunDir) -> Iterator[dict[str, subprocess.Popen[bytes]]]:
     for process in started.values():
         process.kill()
         process.wait()
-
-
-def test_processes_of_a_run_are_found_by_their_environment(
-    run: RunDir, sleepers: dict[str, subprocess.Popen[bytes]]
-) -> None:
-    expected = {sleepers[name].pid for name in ("first", "second", "renamed")}
-    assert {process.pid for process in find_leftovers(run)} == expected
 
 
 def test_those_of_other_attempts_are_killed_and_those_of_this_one_left_alone(

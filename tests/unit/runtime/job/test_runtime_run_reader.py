@@ -42,13 +42,6 @@ def steps(run: RunDir, *numbers: int, restart: int = 0) -> Path:
     return path
 
 
-def test_a_run_is_what_its_journals_say(run: RunDir) -> None:
-    steps(run, 1, 2, 3)
-    folded = read_run(run)
-    assert (folded.id, folded.name, folded.state) == ("RUN", "x", "running")
-    assert [(attempt.key, attempt.last_step) for attempt in folded.attempts] == [("7.0", 3)]
-
-
 def test_rank_0_of_every_round_is_heard_and_no_other_rank(run: RunDir) -> None:
     place = run.attempt("7", 0)
     write(place.path / "rank-0.jsonl", "session", 5.0, step=0)
@@ -102,10 +95,6 @@ def start(run: RunDir, restart: int, *events: tuple[str, dict[str, Any]], lasted
     return attempt
 
 
-def test_the_first_start_of_a_job_knows_what_was_handed_over(requeued: RunDir) -> None:
-    assert with_restarts(HANDED, start(requeued, 0)) == HANDED
-
-
 def test_a_start_that_ended_without_a_word_was_interrupted(requeued: RunDir) -> None:
     start(requeued, 0)
     assert with_restarts(HANDED, start(requeued, 1)) == InterruptionStats(uptime_s=407.0, interruptions=2, grace_s=60.0)
@@ -132,10 +121,3 @@ def test_a_start_of_which_nothing_is_left_changes_nothing(requeued: RunDir) -> N
     requeued.attempt("7", 1).path.mkdir(parents=True)
     (requeued.attempt("7", 1).node_journal(0)).write_bytes(b"\x00 torn")
     assert with_restarts(HANDED, start(requeued, 3)) == HANDED
-
-
-def test_other_jobs_of_the_run_are_in_the_registry_already(requeued: RunDir) -> None:
-    start(requeued, 0)
-    other = requeued.attempt("8", 0)
-    other.path.mkdir(parents=True)
-    assert with_restarts(HANDED, other) == HANDED

@@ -81,18 +81,6 @@ def test_signals_are_noticed_in_every_order_and_the_first_one_counts(where: str)
                 until(lambda expected=expected: process.reply() == expected, expected)
 
 
-def test_a_storm_of_signals_changes_nothing_after_the_first() -> None:
-    with flagged(IN_C) as process:
-        process.send(signal.SIGUSR2)
-        until(lambda: process.reply() == "SIGUSR2 1", "the first")
-        for _ in range(300):
-            process.send(signal.SIGCONT, signal.SIGTERM, signal.SIGUSR2, signal.SIGCONT)
-
-        # The kernel merges equal signals as long as they are pending.
-        until(lambda: int(process.reply().split()[1]) >= 3, "some of them")
-        assert process.reply().split()[0] == "SIGUSR2"
-
-
 def test_a_call_in_c_is_not_interrupted() -> None:
     with flagged(
         """
@@ -218,18 +206,6 @@ stuck_here()
         assert code == FORCED
         assert "still running 0.2 s after SIGTERM" in errors
         assert "in stuck_here" in errors
-
-
-def test_nobody_is_made_to_leave_without_a_signal() -> None:
-    with flagged(
-        """
-flag.install(forced_exit_s=0.0)
-say("ready")
-os.kill(os.getpid(), signal.SIGCONT)
-time.sleep(0.3)
-"""
-    ) as process:
-        assert process.ended() == (0, "")
 
 
 def test_who_leaves_in_time_leaves_as_it_wants_to() -> None:

@@ -36,18 +36,6 @@ def wait_in_c():
 stacks.answer()
 wait_in_c()
 """
-DUMPED = """\
-some output
-Thread 0x00007ff1a77fe6c0 (most recent call first):
-  File "/usr/lib/python3.11/threading.py", line 982 in run
-  File "/usr/lib/python3.11/threading.py", line 1002 in _bootstrap
-
-Current thread 0x00007ff1b0000740 (most recent call first):
-  File "/a dir/train.py", line 4 in <listcomp>
-of another thread's output
-  File "/a dir/train.py", line ??? in main
-  File "/a dir/train.py", line 9 in <module>
-"""
 PY_SPY = [
     {"thread_name": "Thread-1", "os_thread_id": 8, "frames": [{"filename": "t.py", "line": 982, "name": "run"}]},
     {"thread_name": "", "os_thread_id": 7, "frames": [{"filename": "/a/x.py", "line": 4, "name": "main"}]},
@@ -175,13 +163,6 @@ def pending(pid: int) -> int:
 # --- reading ------------------------------------------------------------------------------------------------------
 
 
-def test_the_current_thread_of_a_dump_is_read() -> None:
-    expected = ["/a dir/train.py:4 <listcomp>", "/a dir/train.py:0 main", "/a dir/train.py:9 <module>"]
-    assert stacks.read_faulthandler(DUMPED) == expected
-    assert stacks.read_faulthandler(DUMPED + "\n" + DUMPED) == expected
-    assert stacks.read_faulthandler("nothing of the kind\n") == []
-
-
 NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=1)
 FRAMES = st.lists(st.tuples(NAMES, st.integers(1, 10**6), st.sampled_from(["main", "<module>", "f.<locals>.g"])))
 
@@ -202,20 +183,6 @@ def test_the_main_thread_is_that_with_the_id_of_the_process() -> None:
     assert threads is not None
     assert stacks.main_thread(threads, 7) == ["/a/x.py:4 main"]
     assert stacks.main_thread(threads, 1) == ["t.py:982 run"]
-
-
-JSON = st.recursive(
-    st.none() | st.integers() | st.text(),
-    lambda inner: st.lists(inner) | st.dictionaries(st.sampled_from(["frames", "name", "filename", "line"]), inner),
-    max_leaves=10,
-)
-
-
-@given(JSON)
-def test_what_is_not_py_spys_is_not_taken_for_it(value: object) -> None:
-    threads = stacks.read_py_spy(json.dumps(value))
-    assert threads is None or all(isinstance(frame, str) for _, _, stack in threads for frame in stack)
-    assert stacks.read_py_spy(json.dumps(value)[:-1] + "{") is None
 
 
 # --- how much threads compute -----------------------------------------------------------------------------------------
@@ -267,27 +234,6 @@ def used_in(before: ThreadUse, after: ThreadUse) -> float:
 def cpu_of(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
-
-
-@pytest.mark.parametrize(("schedstat", "cpu_s"), [("1500000000 500000000 7\n", 2.0), ("\n", 3.0), (None, 3.0)])
-def test_a_thread_that_waits_for_a_processor_computes_as_well(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, schedstat: str | None, cpu_s: float
-) -> None:
-    ticks = os.sysconf("SC_CLK_TCK")
-    (tmp_path / "stat").write_text(f"7 (a) name) S 1 1 1 0 -1 0 5 0 0 0 {2 * ticks} {ticks} 0")
-    (tmp_path / "status").write_text("voluntary_ctxt_switches:\t3\n")
-    if schedstat is not None:
-        (tmp_path / "schedstat").write_text(schedstat)
-    monkeypatch.setattr(stacks, "Path", lambda _path: tmp_path)
-    use = ThreadUse.now(7)
-    assert use is not None
-    assert (use.cpu_s, use.waits) == (cpu_s, 8)
-
-
-def test_a_share_is_of_one_core() -> None:
-    before = ThreadUse(pid=7, at=100.0, cpu_s=3.0, waits=10)
-    after = ThreadUse(pid=7, at=110.0, cpu_s=8.0, waits=10)
-    assert share(before, after, on_gpu=False) == 0.5
 
 
 def test_a_thread_that_spins_without_the_kernel_waits_for_its_gpu() -> None:

@@ -83,23 +83,6 @@ def test_no_other_module_uses_private_names_of_torch() -> None:
     assert {path: names for path, names in uses.items() if names} == {}
 
 
-@pytest.mark.parametrize(
-    ("text", "used"),
-    [
-        ("from torch.distributed.checkpoint.filesystem import CURRENT_DCP_VERSION",
-         ["torch.distributed.checkpoint.filesystem.CURRENT_DCP_VERSION"]),
-        ("def f():\n    import torch._dynamo", ["torch._dynamo"]),
-        ("from torch._dynamo import reset", ["torch._dynamo.reset"]),
-        ("import torch\ntorch.serialization._get_layout(1)", ["torch.serialization._get_layout"]),
-        ("import torch.distributed as dist\ndist._get_default_group()", ["dist._get_default_group"]),
-        ("import torch.distributed.checkpoint as dcp\nfrom torch import nn\nfrom torch.nn import parallel", []),
-        ("from torch.distributed.checkpoint import Metadata, metadata\nimport torch\ntorch.__version__", []),
-    ],
-)  # fmt: skip
-def test_private_uses_are_those_with_an_underscore_or_not_in_all(text: str, used: list[str]) -> None:
-    assert private_uses(ast.parse(text)) == used
-
-
 def subclasses_of_torch() -> list[type]:
     """All classes of slurmtrain that inherit from one of torch's."""
     subclasses = []
@@ -132,14 +115,6 @@ def test_subclasses_share_no_private_name_with_torch_but_documented_extension_po
     }
     assert shared == {}
     assert torch_private.STYLE_EXTENSION_POINT in ParallelStyle.__abstractmethods__
-
-
-@pytest.mark.parametrize(
-    ("version", "release"),
-    [("2.13.0+cpu", (2, 13)), ("2.9.0a0+git1234", (2, 9)), ("3.0", (3, 0)), ("2", None), ("unknown", None)],
-)
-def test_a_release_is_the_first_two_numbers_of_a_version(version: str, release: tuple[int, int] | None) -> None:
-    assert torch_private.release_of(version) == release
 
 
 @pytest.mark.parametrize("version", ["2.8.0+cu128", "2.0.1", "1.13.1"])

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import threading
 from typing import Any
 
 import pytest
-from helpers.site import PATIENCE_S
 
 from slurmtrain.model.interruption.exit_report import StopRequest
 from slurmtrain.runtime.peers import control_store
@@ -68,17 +66,6 @@ def test_an_agent_that_never_came_is_silent_after_the_same_time_until_it_comes(c
     assert first.silent_nodes() == [1]
     clock.pass_(3, first, second)
     assert first.silent_nodes() == []
-
-
-def test_an_agent_beats_once_a_second_however_often_it_is_called(clock: Clock) -> None:
-    board = MessageStore()
-    first = ControlStore(board, 0, 2)
-    for _ in range(50):
-        first.keep_alive()
-    assert board.beats_of(0) == 1
-    clock.now += 1.0
-    first.keep_alive()
-    assert board.beats_of(0) == 2
 
 
 def test_an_agent_that_was_suspended_takes_nobody_for_silent_until_it_has_listened_again(clock: Clock) -> None:
@@ -149,33 +136,7 @@ def test_a_spare_node_that_falls_silent_stops_nobody(clock: Clock) -> None:
     assert first.stop_request() is not None
 
 
-@pytest.mark.usefixtures("clock")
-def test_a_single_node_gets_no_stop_request() -> None:
-    [alone] = agents(1)
-    alone.publish_stop(CRASH)
-    assert alone.stop_request() is None
-    alone.gather("here", give_up=lambda: False)
-    assert alone.silent_nodes() == []
-
-
 # --- meeting --------------------------------------------------------------------------------------------------------
-
-
-def test_agents_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(control_store, "NODE_SILENCE_S", PATIENCE_S)
-    first, second = agents(2)
-    through = threading.Event()
-
-    def wait() -> None:
-        first.gather("here", give_up=lambda: False)
-        through.set()
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    assert not through.is_set()
-    second.gather("here", give_up=lambda: False)
-    waiting.join(PATIENCE_S)
-    assert through.is_set()
 
 
 def test_a_wait_ends_when_the_agent_gives_up() -> None:
@@ -189,14 +150,6 @@ def test_a_wait_ends_when_the_agent_gives_up() -> None:
     looks = iter([False, False, False, True])
     first.gather("here", give_up=lambda: next(looks))
     assert list(looks) == []
-
-
-def test_nobody_waits_for_a_node_that_has_fallen_silent(monkeypatch: pytest.MonkeyPatch) -> None:
-    first, _ = agents(2)
-    looks: list[int] = []
-    monkeypatch.setattr(first, "silent_nodes", lambda: looks.append(1) or [1])
-    first.gather("here", give_up=lambda: False)
-    assert looks == [1]
 
 
 # --- messages -------------------------------------------------------------------------------------------------------

@@ -184,15 +184,6 @@ def test_64_agents_meet_and_one_message_stops_them_all() -> None:
     attempt.end()
 
 
-def test_heartbeats_of_all_nodes_reach_node_0_and_its_own_reach_all(attempt: Attempt) -> None:
-    client = attempt.join(1)
-    client.beat(1, 7)
-    until(lambda: attempt.first.beats_of(1) == 7, "the heartbeat of node 1")
-    attempt.first.beat(0, 4)
-    client.beat(1, 8)
-    until(lambda: client.beats_of(0) == 4, "node 0's heartbeat")
-
-
 def test_what_was_published_last_arrives_before_a_node_leaves(attempt: Attempt) -> None:
     for number in range(20):
         client = StoreClient(attempt.place, SECRET, 1, NODES)

@@ -11,9 +11,8 @@ import pytest
 
 from slurmtrain.model.preflight.election import Candidate
 from slurmtrain.runtime.environment.node import CoordinatorEndpoints, pop_coordinator_endpoints
-from slurmtrain.runtime.preflight import announce, ports
+from slurmtrain.runtime.preflight import announce
 from slurmtrain.runtime.preflight.facts.interfaces import find_candidates
-from slurmtrain.runtime.preflight.ports import listen_anywhere
 
 
 @pytest.fixture(autouse=True)
@@ -53,35 +52,6 @@ def test_all_addresses_are_exported_that_of_the_default_route_first(
     endpoints = evaluate_announcement(capsys, monkeypatch)
     assert endpoints.addresses == ("10.0.0.1", "fd00::1", "10.1.0.1", "fd01::1")
     assert len(endpoints.secret) == 32
-
-
-@pytest.mark.parametrize("source", [None, "172.17.0.1"])
-def test_a_default_route_from_no_usable_address_changes_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], source: str | None
-) -> None:
-    set_addresses(monkeypatch, ["10.1.0.1", "10.0.0.1"], {"192.0.2.1": source})
-    assert evaluate_announcement(capsys, monkeypatch).addresses == ("10.1.0.1", "10.0.0.1")
-
-
-def test_the_port_is_a_free_one_of_the_job_and_its_restart(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    set_addresses(monkeypatch, ["10.0.0.1"], {})
-    calls: list[tuple[str, int, str]] = []
-
-    def choices(job_id: str, restart: int, salt: str) -> list[int]:
-        calls.append((job_id, restart, salt))
-        return [occupied, free]
-
-    with listen_anywhere(0) as listener, listen_anywhere(0) as other:
-        occupied, free = listener.getsockname()[1], other.getsockname()[1]
-        other.close()
-        monkeypatch.setattr(ports, "job_ports", choices)
-        monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
-        monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "4700")
-        monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "11")
-        assert evaluate_announcement(capsys, monkeypatch).port == free
-    assert calls == [("4700_11", 2, "bootstrap")]
 
 
 def test_a_node_without_an_address_reports_why_it_exports_nothing(

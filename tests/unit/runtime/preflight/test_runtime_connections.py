@@ -5,20 +5,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from helpers.connected_nodes import (
-    LONG_S,
-    OTHER,
-    SECRET,
-    Clock,
-    listening_coordinator,
-    wait_for_disconnects,
-    wait_until_received,
-)
 from helpers.simulated_preflight import vacant
 
 from slurmtrain.errors import LaunchError
@@ -29,10 +20,54 @@ from slurmtrain.runtime.preflight.connections import (
     Endpoint,
     ParticipantConnections,
     PeerLost,
-    ResponseTimeout,
     connect_to_coordinator,
 )
 from slurmtrain.runtime.preflight.ports import listen
+
+SECRET, OTHER = bytes(32), bytes(range(32))
+
+
+# Longer than any test: nothing here waits until it has passed.
+LONG_S = 60.0
+
+
+class Clock:
+    """Replaces the monotonic clock of the connections: it runs by itself, and jumps on request."""
+
+    def __init__(self) -> None:
+        self._ahead = 0.0
+        self.time = time.time
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self._ahead
+
+    def jump(self, seconds: float) -> None:
+        self._ahead += seconds
+
+
+@contextlib.asynccontextmanager
+async def listening_coordinator(
+    nodes: int, secret: bytes = SECRET, now: Callable[[], float] = time.time
+) -> AsyncIterator[tuple[ParticipantConnections, Endpoint]]:
+    """Node 0, and its endpoint."""
+    coordinator, listener = ParticipantConnections(secret, nodes, now), listen("127.0.0.1", 0)
+    await coordinator.listen(listener)
+    try:
+        yield coordinator, Endpoint("127.0.0.1", listener.getsockname()[1], secret)
+    finally:
+        await coordinator.close()
+
+
+async def wait_until_received(participant: CoordinatorConnection) -> None:
+    """Wait until node 0 has received everything that this participant has sent: it answers in order."""
+    await participant.exchange_clock_stamps(LONG_S)
+
+
+async def wait_for_disconnects(coordinator: ParticipantConnections, remaining: int) -> None:
+    """Wait until node 0 has noticed the end of all but this many connections."""
+    assert coordinator._gate is not None
+    while len(coordinator._gate.tasks) > remaining:
+        await asyncio.sleep(0.001)
 
 
 @pytest.fixture
@@ -86,25 +121,6 @@ async def test_node_0_gathers_the_reports_of_all_and_commands_all_or_each() -> N
             await participant.close()
 
 
-async def test_early_messages_are_kept_by_topic_and_in_order() -> None:
-    async with listening_coordinator(2) as (coordinator, endpoint):
-        participant = await connect_participant(endpoint, 1)
-        await participant.report("later", "b")
-        await participant.report("first", "a")
-        assert await coordinator.gather("first", None, LONG_S) == {0: None, 1: "a"}
-        assert await coordinator.gather("later", None, LONG_S) == {0: None, 1: "b"}
-        for word in "xyz":
-            await coordinator.broadcast("command", word)
-        await coordinator.broadcast("other", "w")
-        assert await participant.receive("other", LONG_S) == "w"
-        assert [await participant.receive("command", LONG_S) for _ in "xyz"] == ["x", "y", "z"]
-        await participant.close()
-
-
-async def test_a_single_node_waits_for_nobody() -> None:
-    assert await ParticipantConnections(SECRET, 1).gather("join", "alone", 0) == {0: "alone"}
-
-
 def test_clocks_are_compared_by_the_stamps_of_both_sides() -> None:
     async def scenario() -> tuple[float, ...]:
         async with listening_coordinator(2, now=lambda: 10.0) as (_, endpoint):
@@ -116,67 +132,11 @@ def test_clocks_are_compared_by_the_stamps_of_both_sides() -> None:
     assert asyncio.run(scenario()) == (20.0, 10.0, 10.0, 20.0)
 
 
-# --- time-outs --------------------------------------------------------------------------------------------------
-
-
-async def test_nodes_that_have_not_reported_in_time_are_named() -> None:
-    async with listening_coordinator(5) as (coordinator, endpoint):
-        participants = [await connect_participant(endpoint, node) for node in (1, 2, 4)]
-        for participant in participants[::2]:
-            await participant.report("join", None)
-            await wait_until_received(participant)
-        with pytest.raises(ResponseTimeout) as timeout:
-            await coordinator.gather("join", None, 0)
-        assert timeout.value.nodes == [2, 3]
-        assert str(timeout.value) == "nodes 2, 3"
-        for participant in participants:
-            await participant.close()
-
-
-async def test_a_command_that_does_not_come_in_time_is_a_timeout() -> None:
-    async with listening_coordinator(2) as (coordinator, endpoint):
-        participant = await connect_participant(endpoint, 1)
-        await coordinator.broadcast("other", None)
-        with pytest.raises(ResponseTimeout) as timeout:
-            await participant.receive("command", 0)
-        assert timeout.value.nodes == [0]
-        await participant.close()
-
-
 # --- lost peers -------------------------------------------------------------------------------------------------
 
 
 # The kernel resets a connection that is closed before all that has arrived was read.
 CLOSED = "it closed the connection|Connection reset by peer"
-
-
-@pytest.mark.parametrize(("signal", "reason"), [(None, CLOSED), ("SIGTERM", "it was stopped")], ids=["died", "stopped"])
-async def test_a_participant_that_disconnects_is_named_with_its_signal(signal: str | None, reason: str) -> None:
-    async with listening_coordinator(3) as (coordinator, endpoint):
-        participant_1, participant_2 = (
-            await connect_participant(endpoint, 1),
-            await connect_participant(endpoint, 2),
-        )
-        await participant_2.report("join", None)
-        await participant_2.close(signal)
-        await wait_for_disconnects(coordinator, 1)
-        with pytest.raises(PeerLost, match=reason) as lost:
-            await coordinator.gather("join", None, LONG_S)
-        assert (lost.value.node, lost.value.signal) == (2, signal)
-        await participant_1.close()
-
-
-async def test_a_lost_participant_is_noticed_even_if_it_has_reported_everything() -> None:
-    async with listening_coordinator(2) as (coordinator, endpoint):
-        participant = await connect_participant(endpoint, 1)
-        await participant.report("join", None)
-        assert await coordinator.gather("join", None, LONG_S) == {0: None, 1: None}
-        await participant.report("report", None)
-        await participant.close()
-        with pytest.raises(PeerLost, match=CLOSED):
-            await coordinator.gather("command", None, LONG_S)
-        with pytest.raises(PeerLost, match=CLOSED):
-            await coordinator.gather("report", None, LONG_S)
 
 
 @pytest.mark.parametrize(("signal", "reason"), [(None, CLOSED), ("SIGUSR2", "it was stopped")], ids=["died", "stopped"])
@@ -218,39 +178,6 @@ async def test_the_last_command_arrives_whole_while_participants_still_send(monk
             assert await task == payload
 
 
-async def test_node_0_does_not_wait_long_for_a_participant_that_never_disconnects() -> None:
-    async with listening_coordinator(3) as (coordinator, endpoint):
-        participant_1, participant_2 = (
-            await connect_participant(endpoint, 1),
-            await connect_participant(endpoint, 2),
-        )
-        await wait_until_received(participant_1)
-        await wait_until_received(participant_2)
-        await participant_1.close()
-        await coordinator.wait_for_disconnects(0.05)
-        await wait_for_disconnects(coordinator, 1)
-        assert set(coordinator._lost) == {1}
-        await participant_2.close()
-        await coordinator.wait_for_disconnects(LONG_S)
-        assert set(coordinator._lost) == {1, 2}
-
-
-async def test_the_others_receive_commands_when_a_participant_is_lost() -> None:
-    async with listening_coordinator(3) as (coordinator, endpoint):
-        participant_1, participant_2 = (
-            await connect_participant(endpoint, 1),
-            await connect_participant(endpoint, 2),
-        )
-        await wait_until_received(participant_2)
-        await participant_1.close()
-        with pytest.raises(PeerLost):
-            await coordinator.gather("join", None, LONG_S)
-        await coordinator.broadcast("command", "go on")
-        await coordinator.send_each("command", {1: "for one", 2: "for two"})
-        assert [await participant_2.receive("command", LONG_S) for _ in range(2)] == ["go on", "for two"]
-        await participant_2.close()
-
-
 async def test_a_participant_without_heartbeats_is_lost_and_one_with_heartbeats_is_not(clock: Clock) -> None:
     async with listening_coordinator(3) as (coordinator, endpoint):
         channel, participant = await connect_without_heartbeats(endpoint, 1), await connect_participant(endpoint, 2)
@@ -283,26 +210,6 @@ async def test_node_0_without_heartbeats_is_lost(clock: Clock) -> None:
     assert (lost.value.node, str(lost.value)) == (0, "it has not been heard of for 15 s")
     await participant.close()
     server.close()
-
-
-def test_participants_send_heartbeats_and_node_0_answers_them(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> None:
-    monkeypatch.setattr(connections, "_HEARTBEAT_S", 0.01)
-
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (coordinator, endpoint):
-            participant = await connect_participant(endpoint, 1)
-            for topic in ("one", "two", "three"):
-                clock.jump(connections.HEARTBEAT_TIMEOUT_S * 0.6)
-                jumped_at, participant._last_message = clock.monotonic(), 0.0
-                while min(participant._last_message, coordinator._last_message.get(1, 0.0)) < jumped_at:
-                    await asyncio.sleep(0.001)
-                gathering = asyncio.create_task(coordinator.gather(topic, None, LONG_S))
-                await asyncio.sleep(0)
-                await participant.report(topic, None)
-                assert await gathering == {0: None, 1: None}
-            await participant.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), LONG_S))
 
 
 # --- handshakes -------------------------------------------------------------------------------------------------
@@ -353,9 +260,6 @@ async def test_connections_that_fail_or_never_report_their_number_keep_no_partic
         await participant.close()
 
 
-# --- how a node finds node 0, and what it does where it cannot ----------------------------------------------------
-
-
 # --- finding node 0 ---------------------------------------------------------------------------------------------
 
 
@@ -378,29 +282,6 @@ async def test_of_several_endpoints_the_one_that_works_is_found(unused_endpoint:
         await wait_until_received(participant)
         assert not other._channels
         await participant.close()
-
-
-def test_an_endpoint_that_becomes_known_later_is_tried_too(
-    monkeypatch: pytest.MonkeyPatch, unused_endpoint: Endpoint
-) -> None:
-    monkeypatch.setattr(connections, "_DISCOVERY_POLL_S", 0.01)
-
-    async def scenario() -> None:
-        async with listening_coordinator(2) as (_, endpoint):
-            first = [unused_endpoint]
-            calls = 0
-
-            def endpoints() -> Sequence[Endpoint]:
-                nonlocal calls
-                calls += 1
-                return [*first, endpoint] if calls > 3 else first
-
-            participant, _ = await connect_to_coordinator(endpoints, 1, LONG_S)
-            assert calls > 3
-            await wait_until_received(participant)
-            await participant.close()
-
-    asyncio.run(scenario())
 
 
 def watch_for_failure(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
@@ -489,23 +370,6 @@ async def test_if_node_0_is_not_found_the_error_names_each_endpoint_and_its_prob
         f"127.0.0.1 port {silent_endpoint.port} does not answer",
         f"127.0.0.1 port {refused.port}: it is not an agent of this attempt, or closed the connection",
     }
-
-
-async def test_a_cancelled_search_leaves_no_task_behind(
-    monkeypatch: pytest.MonkeyPatch, unused_endpoint: Endpoint
-) -> None:
-    failed = watch_for_failure(monkeypatch)
-
-    silence = listen("127.0.0.1", 0)
-    endpoints = [Endpoint("127.0.0.1", silence.getsockname()[1], SECRET), unused_endpoint]
-    finding = asyncio.create_task(connect_to_coordinator(lambda: endpoints, 1, LONG_S))
-    await failed.wait()
-    finding.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await finding
-    silence.close()
-    others = asyncio.all_tasks() - {asyncio.current_task()}
-    assert not others
 
 
 @pytest.mark.parametrize("turns", range(8))

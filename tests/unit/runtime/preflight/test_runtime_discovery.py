@@ -110,21 +110,6 @@ def test_a_port_in_use_is_replaced_and_the_file_has_the_new_one(attempt: Attempt
     assert port in itertools.islice(ports.job_ports("7", 0, salt="bootstrap"), 50)
 
 
-def test_without_exported_endpoints_every_attempt_has_a_secret_of_its_own(attempt: AttemptDir) -> None:
-    (_, secret, content), (_, other, _) = listen_and_close(attempt), listen_and_close(attempt)
-    assert len(secret) == len(other) == 32
-    assert secret != other
-    assert content["secret"] == secret.hex()
-
-
-def test_node_0_listens_on_all_of_its_addresses(attempt: AttemptDir) -> None:
-    listener, _ = listen_for_participants(attempt, "7", 0, None, ["10.0.0.1"])
-    with listener:
-        for address in ("127.0.0.1", "127.8.0.1"):
-            with socket.create_connection((address, listener.getsockname()[1]), timeout=LONG_S) as connection:
-                assert connection.getpeername()[0] == address
-
-
 def test_nodes_on_one_machine_are_not_reached_from_elsewhere(attempt: AttemptDir) -> None:
     listener, _ = listen_for_participants(attempt, "7", 0, None, ["127.0.0.1"])
     with listener:
@@ -146,14 +131,6 @@ def test_it_is_an_error_if_no_port_is_free(attempt: AttemptDir, monkeypatch: pyt
 
 EXPORTED = CoordinatorEndpoints(("10.0.0.1", "10.1.0.1"), 4711, SECRET)
 EXPORTED_ENDPOINTS = [Endpoint("10.0.0.1", 4711, SECRET), Endpoint("10.1.0.1", 4711, SECRET)]
-
-
-def test_the_file_is_not_read_while_the_exported_endpoints_may_work(attempt: AttemptDir, reads: Reads) -> None:
-    known_endpoints = watch_endpoints(attempt, EXPORTED)
-    for _ in range(29):
-        assert known_endpoints() == EXPORTED_ENDPOINTS
-        reads.now += 0.1
-    assert reads.count == 0
 
 
 def test_the_file_is_read_now_and_then_if_the_exported_endpoints_do_not_work(attempt: AttemptDir, reads: Reads) -> None:

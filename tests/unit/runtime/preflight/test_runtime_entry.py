@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.errors import LaunchError, SlurmtrainError
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.interruption.exit_report import ExitReport
@@ -172,17 +171,6 @@ def test_no_node_passes_before_node_0_has_finished(agent: Agents) -> None:
         thread.join(LONG_S)
 
 
-def test_what_keeps_node_0_from_finishing_ends_its_preflight(agent: Agents) -> None:
-    def finish() -> None:
-        raise SlurmtrainError("the snapshot is damaged")
-
-    single = agent()
-    single.host = PreflightHost(flag=single.flag, finish=finish)
-    with pytest.raises(SlurmtrainError, match="the snapshot is damaged"):
-        single.run()
-    assert single.events == []
-
-
 def returning(**changes: Any) -> Callable[..., Coroutine[Any, Any, PreflightOutcome]]:
     """A conversation that comes to this."""
 
@@ -227,12 +215,6 @@ def run_with_error(agent: Agents, monkeypatch: pytest.MonkeyPatch, error: Except
     assert isinstance(result, ExitReport)
     assert second.events == []
     return result
-
-
-def test_a_lost_node_is_named_and_the_exit_is_a_cascade(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
-    result = run_with_error(agent, monkeypatch, PeerLost(0, "it closed the connection"))
-    assert (result.cause, result.cascade, result.signal) == ("node_fail", True, None)
-    assert result.reason == "node 0 is gone: it closed the connection"
 
 
 def test_a_lost_node_is_called_by_the_host_name_that_slurm_gave_it(
@@ -283,12 +265,6 @@ def test_a_node_0_without_a_verdict_is_a_node_failure(agent: Agents, monkeypatch
     assert (result.cause, result.reason, result.cascade) == ("node_fail", "node 0 never reached a verdict", True)
 
 
-def test_a_node_0_that_cannot_be_found_is_an_error(agent: Agents, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entry, "participate", failing(LaunchError("node 0 could not be found within 300 s")))
-    with pytest.raises(LaunchError, match="could not be found"):
-        agent(node(1, count=2), spec(2)).run()
-
-
 # --- signals ----------------------------------------------------------------------------------------------------
 
 
@@ -325,20 +301,3 @@ def test_a_signal_is_obeyed_whatever_hangs(
 def test_a_signal_is_obeyed_while_nodes_meet(agent: Agents, hanging: Any, index: int) -> None:
     threading.Timer(0.2, hanging.begun.set).start()
     assert stopped_while(agent(node(index, count=2), spec(2)), hanging, signal.SIGUSR2).signal == "SIGUSR2"
-
-
-def test_a_signal_that_came_before_is_obeyed_at_once(agent: Agents) -> None:
-    first = agent(node(count=2), spec(2))
-    first.flag.raised = signal.SIGTERM
-    result = first.run()
-    assert isinstance(result, ExitReport)
-    assert result.signal == "SIGTERM"
-
-
-# --- what is left behind ----------------------------------------------------------------------------------------
-
-
-def test_no_file_of_the_checks_is_left(agent: Agents, tmp_path: Path) -> None:
-    agent(spec_=spec(shared="fail", disk="fail")).run()
-    attempt = RunsRoot(tmp_path).run("r-1").attempt("7", 0)
-    assert {path.name for path in attempt.path.iterdir()} == {"node-0.jsonl"}

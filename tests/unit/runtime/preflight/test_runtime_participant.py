@@ -9,17 +9,16 @@ import signal
 import socket
 import subprocess
 import sys
-import threading
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-import psutil
 import pytest
-from helpers.participants import election, finding, require_outcomes, run_all, statuses
 from helpers.simulated_preflight import FAST, LONG_S, SECRET, SLOW, SimulatedPreflight, address, fast, slow
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.preflight.election import Candidate, ExcludedAddress, Network, probe_targets
+from slurmtrain.model.preflight.election import ExcludedAddress, Network, probe_targets
+from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.runtime.preflight import coordinator, participant
 from slurmtrain.runtime.preflight.connections import PeerLost
 from slurmtrain.runtime.preflight.participant import (
@@ -30,6 +29,33 @@ from slurmtrain.runtime.preflight.participant import (
     participate,
 )
 from slurmtrain.runtime.preflight.ports import listen
+
+
+def require_outcomes(outcomes: Sequence[PreflightOutcome | BaseException]) -> list[PreflightOutcome]:
+    """The outcomes of all nodes. Raises the first exception, if there is one."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException):
+            raise outcome
+    return [outcome for outcome in outcomes if isinstance(outcome, PreflightOutcome)]
+
+
+def run_all(preflight: SimulatedPreflight) -> list[PreflightOutcome]:
+    return require_outcomes(preflight.run())
+
+
+def finding(outcome: PreflightOutcome, check: str) -> Finding:
+    [matching] = [outcome for outcome in outcome.findings if outcome.check == check]
+    return matching
+
+
+def statuses(outcomes: Sequence[PreflightOutcome], check: str) -> list[str]:
+    return [finding(outcome, check).status for outcome in outcomes]
+
+
+def election(outcome: PreflightOutcome) -> Mapping[str, Any]:
+    assert outcome.election is not None
+    return outcome.election.to_json()
+
 
 # --- without faults --------------------------------------------------------------------------------------------
 
@@ -82,15 +108,6 @@ def test_node_0_has_the_sockets_and_the_record_of_the_election() -> None:
         assert (outcome.election, outcome.reserved) == (None, None)
 
 
-def test_every_clock_is_compared_with_node_0s() -> None:
-    first, *others = run_all(SimulatedPreflight(3))
-    assert (first.clock["offset_ms"], first.clock["bound_ms"], first.clock["samples"]) == (0.0, 0.0, 0)
-    for outcome in others:
-        assert abs(outcome.clock["offset_ms"]) <= outcome.clock["bound_ms"]
-        assert outcome.clock["samples"] == 32
-        assert (outcome.clock["disciplined"], outcome.clock["source"]) == (True, "chrony")
-
-
 def test_every_node_measures_with_its_own_addresses_and_a_token_that_does_not_contain_the_secret() -> None:
     preflight = SimulatedPreflight(3)
     run_all(preflight)
@@ -140,59 +157,6 @@ def test_nodes_on_one_machine_need_no_network() -> None:
     assert preflight.calls["measure"][2][0] == []
 
 
-def _ipv6() -> str | None:
-    """An address of this machine that others could reach, if it has one."""
-    return next(
-        (
-            outcome.address
-            for some in psutil.net_if_addrs().values()
-            for outcome in some
-            if outcome.family == socket.AF_INET6 and outcome.address != "::1" and not outcome.address.startswith("fe80")
-        ),
-        None,
-    )
-
-
-def test_nodes_meet_over_ipv6() -> None:
-    own_addresses = _ipv6()
-    if own_addresses is None or not socket.has_dualstack_ipv6():
-        pytest.skip("this machine has no two addresses of IPv6")
-    preflight = SimulatedPreflight(2)
-    for simulated, each in zip(preflight.nodes, (own_addresses, "::1"), strict=True):
-        simulated.candidates = [Candidate(interface="eth0", address=each, prefix=128)]
-    outcomes = run_all(preflight)
-    assert {outcome.problem for outcome in outcomes} == {None}
-    assert [outcome.address for outcome in outcomes] == [own_addresses, "::1"]
-    assert {outcome.master for outcome in outcomes} == {outcomes[0].master}
-    assert election(outcomes[0])["networks"][0]["family"] == 6
-
-
-# --- clocks -----------------------------------------------------------------------------------------------------
-
-
-def test_a_node_whose_clock_is_off_is_blamed() -> None:
-    preflight = SimulatedPreflight(3)
-    preflight.nodes[2].ahead_s = 5.0
-    outcomes = run_all(preflight)
-    assert statuses(outcomes, "clock") == ["pass", "pass", "fail"]
-    for outcome in outcomes:
-        assert outcome.blamed == ["n2"]
-        assert re.fullmatch(
-            r"n2: clock: (?:5 s|(?:4\.99|5\.00)\d s) ahead of (?:n0|the other 2 nodes) \(.*limit 1 s\)",
-            outcome.problem or "",
-        )
-    assert outcomes[2].clock["offset_ms"] == pytest.approx(5000, abs=outcomes[2].clock["bound_ms"])
-
-
-def test_node_0_is_blamed_where_its_clock_differs_from_all_others() -> None:
-    preflight = SimulatedPreflight(4)
-    preflight.nodes[0].ahead_s = -5.0
-    outcomes = run_all(preflight)
-    assert statuses(outcomes, "clock") == ["fail", "pass", "pass", "pass"]
-    assert {tuple(outcome.blamed) for outcome in outcomes} == {("n0",)}
-    assert "behind the other 3 nodes" in finding(outcomes[0], "clock").summary
-
-
 # --- the port ---------------------------------------------------------------------------------------------------
 
 
@@ -208,13 +172,6 @@ def test_a_port_that_cannot_be_bound_ends_the_attempt_and_no_node_is_blamed(leve
         assert outcome.problem == "n0: port: cannot listen on 127.2.0.1: none of 50 ports from 31000 on is free"
         assert outcome.blamed == []
         assert outcome.master is None
-
-
-def test_no_port_is_bound_if_another_check_has_failed() -> None:
-    preflight = SimulatedPreflight(2)
-    preflight.nodes[1].facts["disk"] = {"timeout": 30}
-    run_all(preflight)
-    assert "listen" not in preflight.calls
 
 
 # --- lost nodes ----------------------------------------------------------------------------------------------
@@ -320,8 +277,6 @@ def test_a_task_survives_json_and_holds_only_what_a_node_needs() -> None:
     assert ProbeTask([], {0: 0, 1: 0}, "token").to_dict(2)[1] == {"networks": [], "ports": {}, "token": "token"}
 
 
-# --- which network nodes agree on, and what they do about one that fails ------------------------------------------
-
 # --- networks ---------------------------------------------------------------------------------------------------
 
 
@@ -372,54 +327,6 @@ def test_a_pair_that_does_not_reach_each_other_is_named_and_neither_is_blamed(wa
         assert (outcome.problem or "").startswith("n1, n3: network: n1 cannot reach n3: 127.2.0.4: No route to host")
 
 
-@pytest.mark.parametrize(("nodes", "cut_off"), [(6, [1, 4]), (48, [37])])
-def test_nodes_that_are_cut_off_from_all_others_are_blamed_though_few_have_probed_them(
-    nodes: int, cut_off: list[int]
-) -> None:
-    preflight = SimulatedPreflight(nodes)
-    for network in (FAST, SLOW):
-        for node in cut_off:
-            preflight.isolate(network, node)
-    outcomes = run_all(preflight)
-    assert {tuple(outcome.blamed) for outcome in outcomes} == {tuple(f"n{node}" for node in cut_off)}
-    assert statuses(outcomes, "network").count("fail") == len(cut_off)
-
-
-def test_nodes_without_a_network_in_common_fail() -> None:
-    preflight = SimulatedPreflight(2)
-    preflight.nodes[0].candidates = [fast(0)]
-    preflight.nodes[1].candidates = []
-    outcomes = run_all(preflight)
-    assert outcomes[1].problem == (
-        "n0, n1: network: the nodes have no network in common (n0: it has fast0; n1: it has no usable interface)"
-    )
-    assert outcomes[0].blamed == []
-    assert outcomes[0].election is None
-
-
-def test_nodes_whose_interfaces_have_different_names_each_learn_their_own() -> None:
-    preflight = SimulatedPreflight(3)
-    for node, name in enumerate(("hsn0", "ib0", "enp1s0")):
-        preflight.nodes[node].candidates = [fast(node, name)]
-    outcomes = run_all(preflight)
-    assert [outcome.interface for outcome in outcomes] == ["hsn0", "ib0", "enp1s0"]
-    assert outcomes[0].problem is None
-
-
-def test_the_pinned_interface_is_elected_though_another_is_faster() -> None:
-    outcomes = run_all(SimulatedPreflight(3, interface="slow0"))
-    assert {outcome.interface for outcome in outcomes} == {"slow0"}
-    assert election(outcomes[0])["networks"][0]["pinned"] is True
-
-
-def test_a_node_without_the_pinned_interface_is_blamed() -> None:
-    preflight = SimulatedPreflight(3, interface="fast0")
-    preflight.nodes[1].candidates = [slow(1)]
-    outcomes = run_all(preflight)
-    assert outcomes[0].blamed == ["n1"]
-    assert outcomes[0].problem == "n1: network: fast0 (network.interface) is not there, or down; it has slow0"
-
-
 def test_at_level_warn_training_continues_over_an_unproved_network() -> None:
     preflight = SimulatedPreflight(3, network={"level": "warn"})
     for network in (FAST, SLOW):
@@ -428,13 +335,6 @@ def test_at_level_warn_training_continues_over_an_unproved_network() -> None:
     assert {outcome.problem for outcome in outcomes} == {None}
     assert {outcome.interface for outcome in outcomes} == {"fast0"}
     assert statuses(outcomes, "network") == ["pass", "warn", "pass"]
-
-
-def test_at_level_off_no_probe_is_made_and_bandwidth_is_not_measured_by_default() -> None:
-    preflight = SimulatedPreflight(3, network="off")
-    outcomes = run_all(preflight)
-    assert {(outcome.tests, outcome.interface, outcome.problem) for outcome in outcomes} == {(0, "fast0", None)}
-    assert "bandwidth" not in preflight.calls
 
 
 def test_rates_are_measured_if_no_speed_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -493,22 +393,6 @@ def test_what_a_function_raises_is_raised(error: BaseException) -> None:
         with pytest.raises(type(error)) as raised:
             await in_background(fail)
         assert raised.value is error
-
-    asyncio.run(wait())
-
-
-def test_a_function_that_hangs_can_be_given_up() -> None:
-    over = threading.Event()
-
-    async def wait() -> None:
-        waiting = asyncio.create_task(in_background(over.wait, 60))
-        await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-        # What it returns in the end disturbs nobody, whether the loop still runs or not.
-        over.set()
-        await in_background(lambda: None)
 
     asyncio.run(wait())
 

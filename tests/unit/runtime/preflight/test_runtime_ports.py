@@ -13,7 +13,7 @@ from itertools import combinations, islice
 from pathlib import Path
 
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
@@ -29,14 +29,6 @@ SIDES = st.tuples(st.integers(1, 65535), st.integers(1, 65535)).map(sorted)
 
 def numbers(ranges: list[range]) -> list[int]:
     return [port for span in ranges for port in span]
-
-
-def has_ipv6() -> bool:
-    try:
-        with socket.create_server(("::1", 0), family=socket.AF_INET6):
-            return True
-    except OSError:
-        return False
 
 
 # --- which ports there are --------------------------------------------------------------------------------------
@@ -59,22 +51,6 @@ def test_no_usable_port_is_ephemeral_reserved_or_of_a_known_service(
     assert set(port_numbers) in (allowed, {port for port in allowed if port >= 10000})
 
 
-def test_ports_below_10000_are_used_only_if_there_are_too_few_above() -> None:
-    assert numbers(usable_ports("10000 64535", ""))[0] == 64536
-    assert numbers(usable_ports("10000 64536", ""))[0] == 1024
-    assert usable_ports("1024 65535", "") == []
-
-
-@pytest.mark.parametrize("text", ["", "x", "1", "1 2 3", "-1 5", "a b", "²  ³"])
-def test_an_ephemeral_range_that_cannot_be_read_is_linux_default(text: str) -> None:
-    assert usable_ports(text, "") == DEFAULT
-
-
-@pytest.mark.parametrize("text", ["", "\n", ",", "x", "x-y", "12000-y", "-", "²"])
-def test_reserved_ports_that_cannot_be_read_are_none(text: str) -> None:
-    assert usable_ports("32768 60999", text) == DEFAULT
-
-
 @given(st.text(), st.text())
 def test_any_text_gives_ports_that_a_user_may_bind(ephemeral: str, reserved: str) -> None:
     assert all(1024 <= port < 65536 for port in numbers(usable_ports(ephemeral, reserved)))
@@ -94,15 +70,6 @@ def test_the_kernels_settings_are_respected(monkeypatch: pytest.MonkeyPatch, tmp
     set_kernel_settings(monkeypatch, tmp_path, "20000\t60999\n", "11000-12000\n")
     port_numbers = set(job_ports("7", 0)) | set(job_ports("7", 0, "x")) | set(job_ports("7", 0, RANKS))
     assert port_numbers == set(numbers(usable_ports("20000 60999", "11000-12000")))
-
-
-def test_if_all_ports_are_ephemeral_those_that_are_not_reserved_are_used(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    set_kernel_settings(monkeypatch, tmp_path, "1024\t65535\n", "10000-20000\n")
-    port_numbers = set(job_ports("7", 0))
-    assert len(port_numbers) > 10000
-    assert port_numbers.isdisjoint([*range(20001), 29500])
 
 
 # --- which one is first -----------------------------------------------------------------------------------------
@@ -127,16 +94,6 @@ def test_consecutive_restarts_try_different_ports(job: str, restart: int, salt: 
     assert own_ports.isdisjoint(other_ports)
 
 
-@given(JOBS, st.integers(0, 1000), st.integers(2, 200), st.sampled_from(SALTS))
-def test_consecutive_restarts_begin_elsewhere_however_few_ports_there_are(
-    job: str, restart: int, count: int, salt: str
-) -> None:
-    few = [range(10000, 10000 + count)]
-    own_ports = list(job_ports(job, restart, salt, few))
-    assume(len(own_ports) > 1)
-    assert own_ports[0] != next(job_ports(job, restart + 1, salt, few))
-
-
 @given(JOBS, JOBS, st.integers(0, 50), st.integers(0, 50), st.integers(4, 300))
 def test_with_another_salt_there_are_other_ports(
     job: str, other_job: str, restart: int, other_restart: int, count: int
@@ -144,12 +101,6 @@ def test_with_another_salt_there_are_other_ports(
     few = [range(10000, 10000 + count)]
     for salt, other in combinations(SALTS, 2):
         assert set(job_ports(job, restart, salt, few)).isdisjoint(job_ports(other_job, other_restart, other, few))
-
-
-def test_a_single_port_is_tried_with_and_without_a_salt() -> None:
-    assert list(job_ports("1", 0, "", [range(10000, 10001)])) == [10000]
-    assert list(job_ports("1", 0, "bootstrap", [range(10000, 10001)])) == [10000]
-    assert list(job_ports("1", 0, "", [])) == []
 
 
 # --- reserving --------------------------------------------------------------------------------------------------
@@ -185,16 +136,6 @@ def free_ports(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return port_numbers
 
 
-def test_a_listening_socket_accepts_connections_at_the_first_free_port() -> None:
-    with listen_on_job_port("127.0.0.1", "991", 0) as listener:
-        address, port = listener.getsockname()
-        assert address == "127.0.0.1"
-        assert port in set(islice(job_ports("991", 0), 50))
-        with socket.create_connection((address, port), timeout=30):
-            accepted, _ = listener.accept()
-            accepted.close()
-
-
 def test_the_port_of_a_socket_that_was_closed_with_a_connection_is_free_again(free_ports: list[int]) -> None:
     with listen_on_job_port("127.0.0.1", "1", 0) as listener:
         port = listener.getsockname()[1]
@@ -210,19 +151,6 @@ def test_a_port_in_use_is_skipped(free_ports: list[int]) -> None:
     first, second = job_ports("1", 0)
     with socket.create_server(("127.0.0.1", first)), listen_on_job_port("127.0.0.1", "1", 0) as listener:
         assert listener.getsockname()[1] == second
-
-
-def test_no_more_than_fifty_ports_are_tried(monkeypatch: pytest.MonkeyPatch) -> None:
-    attempts = []
-
-    def refuse(address: tuple[str, int], **_: object) -> socket.socket:
-        attempts.append(address[1])
-        raise OSError(errno.EADDRINUSE, "taken")
-
-    monkeypatch.setattr(socket, "create_server", refuse)
-    with pytest.raises(LaunchError, match=r"none of 50 ports from \d+ on is free \(Address already in use\)"):
-        listen_on_job_port("10.0.0.1", "1", 0)
-    assert attempts == list(islice(job_ports("1", 0), 50))
 
 
 def test_it_is_an_error_if_there_is_no_port_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -257,15 +185,6 @@ def test_an_error_that_another_port_would_not_change_is_raised_at_once(
         listen_on_job_port("10.0.0.1", "1", 0)
     assert str(raised.value) == message
     assert len(attempts) == 1
-
-
-@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
-def test_a_socket_can_listen_on_an_ipv6_address() -> None:
-    with listen_on_job_port("::1", "992", 0) as listener:
-        assert listener.family == socket.AF_INET6
-        with socket.create_connection(listener.getsockname()[:2], timeout=30):
-            accepted, _ = listener.accept()
-            accepted.close()
 
 
 _LISTENER = """

@@ -189,20 +189,6 @@ def continue_with(ranks: RankGroup, root: Path, before: StrategySpec, after: Str
     return losses + train(ranks, others, 2, STEPS)
 
 
-@pytest.mark.parametrize(
-    ("before", "after"),
-    [
-        ("ddp", "fsdp"),
-        ("hsdp", "zero1"),
-        *(pytest.param(*names, marks=rare) for names in (("fsdp", "hsdp"), ("zero1", "ddp"))),
-    ],
-)
-def test_a_checkpoint_is_restored_under_another_strategy(four: Pair, tmp_path: Path, before: str, after: str) -> None:
-    specs = StrategySpec(name=before), StrategySpec(name=after)
-    losses = four.run(continue_with, tmp_path, *specs)[0]
-    assert losses == pytest.approx(expected_losses(), rel=SAME)
-
-
 def test_a_model_in_data_parallel_is_saved_like_any_other(tmp_path: Path) -> None:
     """DataParallel on GPUs: without any, it calls the module inside."""
     strategy = Strategy(StrategySpec(name="dp"), alone(), 0)

@@ -303,24 +303,6 @@ def test_gradients_are_kept_wherever_zero_grad_is_called_in_a_microbatch() -> No
     assert all(map(torch.equal, *ends))
 
 
-def test_a_loop_of_its_own_may_accumulate_too() -> None:
-    _, objects, batch = accumulating()
-    plain, [weight] = Net(), [objects["model"].head.weight]
-    for model in (objects["model"], plain):
-        for part in (batch, 2 * batch):
-            (model(part).square().mean() / 2).backward()
-    assert torch.equal(plain.head.weight.grad, weight.grad)
-    objects["optimizer"].step()
-    assert not torch.equal(plain.head.weight, weight)
-    objects["optimizer"].zero_grad()
-    assert weight.grad is None
-
-
-def test_a_plain_step_changes_nothing_in_the_optimizer() -> None:
-    objects = objects_of(strategy_of(alone(), StrategySpec(mixed_precision="bf16")))
-    assert "zero_grad" not in vars(objects["optimizer"])
-
-
 def test_a_copy_of_a_model_with_mixed_precision_computes_with_its_own_parameters() -> None:
     model = strategy_of(alone(), StrategySpec(mixed_precision="bf16")).parallelize(Net())
     twin = copy.deepcopy(model)

@@ -74,25 +74,6 @@ def test_loading_and_the_first_forward_pass_are_a_ranks_own_time(clock: Clock) -
     assert own.s == 3.0
 
 
-def test_the_time_is_smoothed_over_steps(clock: Clock) -> None:
-    own, model = StepTime(CPU), Slow(clock, 1.0)
-    own.watch([model])
-    step(own, clock, model)
-    step(own, clock, model, 100.0)
-    step(own, clock, 1.0, model)
-    own.begin()
-    assert own.s == pytest.approx(0.8 * 1.0 + 0.2 * 2.0)
-
-
-def test_a_step_without_a_forward_pass_changes_nothing(clock: Clock) -> None:
-    own, model = StepTime(CPU), Slow(clock, 1.0)
-    own.watch([model])
-    step(own, clock, model)
-    step(own, clock, 50.0)
-    own.begin()
-    assert own.s == 1.0
-
-
 def test_only_a_step_that_is_measured_finds_hooks_on_the_model(clock: Clock) -> None:
     own, model = StepTime(CPU), Slow(clock, 1.0)
     own.watch([model])
@@ -106,17 +87,6 @@ def test_only_a_step_that_is_measured_finds_hooks_on_the_model(clock: Clock) -> 
     assert own.s == 0, "the pass was after the step's end"
 
 
-def test_steps_that_are_measured_in_a_row_share_a_hook(clock: Clock) -> None:
-    own, model = StepTime(CPU), Slow(clock, 1.0)
-    own.watch([model])
-    own.begin()
-    hooks = dict(model._forward_hooks)
-    own.begin()
-    assert dict(model._forward_hooks) == hooks
-    own.end()
-    assert not model._forward_hooks
-
-
 def test_a_copy_of_a_model_measures_nothing_and_needs_no_slurmtrain(clock: Clock) -> None:
     own, model = StepTime(CPU), nn.Linear(1, 1)
     own.watch([model])
@@ -126,14 +96,6 @@ def test_a_copy_of_a_model_measures_nothing_and_needs_no_slurmtrain(clock: Clock
     assert b"slurmtrain" not in pickled
     for other in (copy.deepcopy(model), pickle.loads(pickled)):
         other(torch.zeros(1))
-    own.begin()
-    assert own.s == 0
-
-
-def test_without_a_model_nothing_is_known() -> None:
-    own = StepTime(CPU)
-    own.watch([object()])
-    own.begin()
     own.begin()
     assert own.s == 0
 

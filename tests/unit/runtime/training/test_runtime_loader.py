@@ -142,12 +142,6 @@ def test_with_another_size_of_a_batch_the_rest_of_the_epoch_follows() -> None:
     assert [len(batch) for batch in after] == [7, 6]
 
 
-def test_the_seed_of_a_state_wins() -> None:
-    undisturbed, _ = trained(1, 6)
-    before, state = trained(1, 2)
-    assert before + trained(1, 4, state, seed=99)[0] == undisturbed
-
-
 def test_a_state_of_another_dataset_is_refused_in_the_middle_of_an_epoch_and_begins_the_next_one_at_its_end() -> None:
     _, state = trained(1, 2)
     with pytest.raises(CheckpointError, match=r"consumed 8 of 23 samples .*, and has 24 .* same dataset"):
@@ -156,14 +150,6 @@ def test_a_state_of_another_dataset_is_refused_in_the_middle_of_an_epoch_and_beg
         trained(1, 1, state, shuffle=False)
     _, end = trained(1, 6)
     assert trained(1, 6, end, dataset=Indices(24))[1]["0"] == {**end["0"], "epoch": 1, "consumed": 24, "samples": 24}
-
-
-def test_the_epoch_and_its_end_are_those_of_the_batch_in_hand() -> None:
-    script = Script()
-    loader = script.loader(batch_size=10)
-    assert (len(loader), loader.batch_size) == (3, 10)
-    places = [(loader.epoch, loader.ends_epoch) for _ in script.steps(loader, 0, 5)]
-    assert places == [(0, False), (0, False), (0, True), (1, False), (1, False)]
 
 
 def test_a_batch_counts_when_its_step_ends_the_loop_early_too() -> None:
@@ -322,14 +308,6 @@ def test_a_loop_over_a_loader_has_each_sample_once_and_as_many_batches_on_each_r
         assert script.loaders.state_dict() == {}
     assert sorted(samples) == sorted([*range(25)] * 2)
     assert counts == {6}, "the 25th sample is in the batch before, not in one of which two ranks have nothing"
-
-
-def test_unequal_shares_hold_in_the_next_loop_too() -> None:
-    script = Script(1, 2)
-    loader = script.loader(Indices(16), 8)
-    assert [(len(batch), loader.weight) for batch in loader] == [(4, 1.0)] * 2
-    script.shares.change((6, 2))
-    assert [(len(batch), loader.weight) for batch in loader] == [(2, 0.5)] * 2
 
 
 def test_set_epoch_decides_the_order_of_a_plain_loop() -> None:

@@ -30,12 +30,6 @@ def test_torch_finds_the_guard_among_its_entry_points() -> None:
     assert getattr(importlib.import_module(module), name) is loader_guard.guard_loaders
 
 
-def test_outside_a_run_nothing_is_guarded(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("SLURMTRAIN_ATTEMPT_DIR", raising=False)
-    loader_guard.guard_loaders()
-    assert loader_guard._kept == []
-
-
 def test_a_rank_is_guarded_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURMTRAIN_ATTEMPT_DIR", "/somewhere")
     loader_guard.guard_loaders()

@@ -81,19 +81,6 @@ def test_steps_metrics_and_the_end_are_recorded(rank: OneRank) -> None:
     assert 2**26 < measured["peak_bytes"] < 2**36
 
 
-def test_a_step_without_metrics_is_recorded_too(rank: OneRank) -> None:
-    slurmtrain.progress(0)
-    slurmtrain.progress(1)
-    assert rank.lines() == [(1, {})]
-    assert rank.kinds() == ["session", "total"]
-
-
-def test_another_total_is_journaled_when_it_becomes_known(rank: OneRank) -> None:
-    for total in (None, 20, 20, 30):
-        slurmtrain.progress(1, total)
-    assert [event["total_steps"] for event in rank.events() if event["kind"] == "total"] == [None, 20, 30]
-
-
 @pytest.mark.parametrize("step", [-1, 1.5, True, "3", None])
 def test_what_is_no_number_of_steps_is_refused(rank: OneRank, step: Any) -> None:
     with pytest.raises(ValueError, match="takes whole numbers of steps, not"):
@@ -339,12 +326,6 @@ def set_variables(monkeypatch: pytest.MonkeyPatch, **variables: str) -> None:
         monkeypatch.setenv(name, value)
 
 
-def test_a_rank_of_a_launcher_is_the_one_that_the_launcher_says(monkeypatch: pytest.MonkeyPatch) -> None:
-    set_variables(monkeypatch, **NODE, RANK="3", LOCAL_RANK="1", WORLD_SIZE="4", TORCHELASTIC_RESTART_COUNT="0")
-    worker = this_ranked_worker()
-    assert (worker.rank, worker.local_rank, worker.world_size) == (3, 1, 4)
-
-
 def test_the_round_is_that_of_the_agent_and_not_the_count_of_a_launcher(
     monkeypatch: pytest.MonkeyPatch, tmp_path: os.PathLike[str]
 ) -> None:
@@ -385,7 +366,3 @@ def test_the_rank_in_a_process_group_of_the_script_is_taken(monkeypatch: pytest.
         monkeypatch.undo()
         dist.destroy_process_group()
     assert (worker.rank, worker.local_rank, worker.world_size, worker.launched) == (3, 1, 4, True)
-
-
-def test_outside_any_job_a_process_is_alone() -> None:
-    assert (this_ranked_worker().rank, this_ranked_worker().world_size) == (0, 1)

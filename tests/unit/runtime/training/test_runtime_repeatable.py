@@ -14,7 +14,6 @@ import pytest
 import torch
 from helpers.ranks import Pair
 
-import slurmtrain
 from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.checkpoint.rng import make_repeatable, name_key, share_random_numbers
 from slurmtrain.runtime.environment.node import this_worker
@@ -66,19 +65,6 @@ def test_deterministic_refuses_an_operation_that_has_no_such_algorithm_and_the_e
     message = name_key(str(refused.value))
     assert message.startswith("put_ has no deterministic implementation, which 'deterministic: true' in the spec")
     assert name_key("division by zero") == "division by zero"
-
-
-def test_a_session_has_the_seed_and_seeds_when_it_is_entered(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn = []
-    for _ in range(2):
-        monkeypatch.setenv("SLURMTRAIN_SEED", "7")
-        torch.rand(3)
-        with slurmtrain.session() as run:
-            assert run.seed == 7
-            drawn.append(draw())
-    assert drawn[0] == drawn[1]
-    monkeypatch.delenv("SLURMTRAIN_SEED")
-    assert slurmtrain.session().seed is None
 
 
 def test_a_rank_without_a_session_is_repeatable_from_its_import_of_torch_on(tmp_path: Path) -> None:

@@ -25,17 +25,16 @@ from torch.utils.data import TensorDataset
 import slurmtrain
 from slurmtrain.errors import CheckpointError, DataError
 from slurmtrain.model.diagnosis.hang import Phase
-from slurmtrain.model.environment import ElectedBackend, RankHardware
+from slurmtrain.model.environment import RankHardware
 from slurmtrain.model.experiment.plan import make_plan
 from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.model.interruption import interval
 from slurmtrain.model.interruption.exit_report import STOPPED
-from slurmtrain.model.run.events.rank_events import HardwareCompared
 from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.heartbeat import Board
-from slurmtrain.runtime.training.session import describe_rank, exchange, with_backend
+from slurmtrain.runtime.training.session import describe_rank, exchange
 from slurmtrain.system.files import write_json
 
 Start = Callable[..., AttemptDir]
@@ -169,71 +168,6 @@ def test_a_pause_is_no_part_of_a_step_and_ends_with_its_block(start: Start, monk
     board.close()
 
 
-def test_everything_comes_back_random_numbers_included(run: RunDir, start: Start) -> None:
-    def draw() -> tuple[float, float, float]:
-        return random.random(), float(np.random.rand()), float(torch.rand(()))
-
-    start(every={"steps": 3})
-    with slurmtrain.session() as session:
-        model = nn.Linear(3, 1)
-        optimizer = torch.optim.Adam(model.parameters())
-        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-        counter = Counter({"seen": [1, 2.5, "x", None, {"deep": torch.ones(2)}]})
-        session.checkpoint(model=model, optimizer=optimizer, scheduler=scheduler, counter=counter)
-        for _ in session.steps(3):
-            optimizer.zero_grad()
-            model(torch.rand(2, 3)).sum().backward()
-            optimizer.step()
-            scheduler.step()
-        weights, drawn = {k: v.clone() for k, v in model.state_dict().items()}, draw()
-
-    start(every={"steps": 3})
-    with slurmtrain.session() as session:
-        fresh = nn.Linear(3, 1)
-        fresh_optimizer = torch.optim.Adam(fresh.parameters())
-        fresh_scheduler = torch.optim.lr_scheduler.StepLR(fresh_optimizer, 1)
-        fresh_counter = Counter()
-        session.checkpoint(
-            model=torch.compile(fresh, backend="eager"),
-            optimizer=fresh_optimizer,
-            scheduler=fresh_scheduler,
-            counter=fresh_counter,
-        )
-        assert session.step == 3
-        torch.rand(100)  # what setting up draws does not count
-        for _ in session.steps(4):
-            assert draw() == drawn
-    assert all(torch.equal(weights[key], value) for key, value in fresh.state_dict().items())
-    assert fresh_scheduler.last_epoch == 3
-    assert fresh_counter.state["seen"][:4] == [1, 2.5, "x", None]
-
-
-def test_a_seeded_run_that_was_stopped_draws_the_same_numbers_as_one_that_was_not(
-    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("SLURMTRAIN_SEED", "7")
-
-    def train(total: int) -> list[tuple[float, float, float]]:
-        drawn = []
-        with slurmtrain.session() as session:
-            model = nn.Linear(3, 1)
-            session.checkpoint(model=model)
-            for _ in session.steps(total):
-                drawn.append((random.random(), float(np.random.rand()), float(torch.rand(()))))
-                with torch.no_grad():
-                    model.weight += torch.rand(3)
-        return [*drawn, tuple(model.weight.detach().flatten().tolist())]
-
-    start(from_start=True)
-    whole = train(4)
-    monkeypatch.delenv("SLURMTRAIN_FROM_START")
-    checkpoint_files.delete_checkpoint(checkpoint_files.newest_published(run.checkpoints))
-    start()
-    first = train(2)
-    start()
-    assert [*first[:2], *train(4)] == whole
-
-
 def test_a_finished_run_that_is_started_again_does_nothing(run: RunDir, start: Start) -> None:
     for _ in range(2):
         attempt = start()
@@ -323,46 +257,6 @@ def test_a_script_that_leaves_its_loop_early_has_finished_that_step_and_is_done_
     assert ("finished" in kinds(attempt)) != asked_to_stop
 
 
-def test_a_script_that_exits_with_success_has_finished_too(run: RunDir, start: Start) -> None:
-    start()
-    with pytest.raises(SystemExit), slurmtrain.session() as session:
-        session.checkpoint(counter=Counter())
-        for step in session.steps(100):
-            if step == 2:
-                dist.destroy_process_group()
-                raise SystemExit(0)
-    assert steps_on_disk(run) == [3]
-
-
-def test_an_exception_saves_nothing_of_the_step_it_broke(run: RunDir, start: Start) -> None:
-    attempt = start(every={"steps": 2})
-    with pytest.raises(ZeroDivisionError), slurmtrain.session() as session:
-        session.checkpoint(counter=Counter())
-        for step in session.steps(100):
-            session.log(loss=1 / (5 - step))
-    assert steps_on_disk(run) == [2, 4]
-    assert lines(attempt)[-1]["step"] == 5
-    raised = next(event for event in events(attempt) if event["kind"] == "raised")
-    assert raised["type"] == "ZeroDivisionError"
-
-
-def test_a_save_that_fails_is_reported_and_training_goes_on(run: RunDir, start: Start) -> None:
-    attempt = start(every={"steps": 2})
-    in_the_way = [run.checkpoints / f".{attempt.path.name}-step-{step}" for step in (4, 6)]
-    run.checkpoints.mkdir()
-    for path in in_the_way:
-        path.touch()
-    with slurmtrain.session() as session:
-        session.checkpoint(counter=Counter(torch.ones(1000)))
-        for step in session.steps(10):
-            if step == 7:
-                assert "save_failed" in kinds(attempt)
-    failed = [(event["step"], event["reason"]) for event in events(attempt) if event["kind"] == "save_failed"]
-    why = "rank 0: cannot create the directory {}: file exists"
-    assert failed == [(step, why.format(path)) for step, path in zip((4, 6), in_the_way, strict=True)]
-    assert steps_on_disk(run) == [2, 8, 10]
-
-
 def test_a_run_whose_last_save_fails_has_failed(run: RunDir, start: Start) -> None:
     attempt = start(every={"steps": 1000})
     run.checkpoints.mkdir()
@@ -373,35 +267,6 @@ def test_a_run_whose_last_save_fails_has_failed(run: RunDir, start: Start) -> No
     ):
         session.checkpoint(counter=Counter())
         list(session.steps(3))
-
-
-def test_an_attempt_that_another_has_replaced_publishes_nothing(run: RunDir, start: Start) -> None:
-    attempt = start(every={"steps": 2})
-    with pytest.raises(CheckpointError, match="another attempt has taken over"), slurmtrain.session() as session:
-        session.checkpoint(counter=Counter())
-        for step in session.steps(10):
-            if step == 6:
-                assert kinds(attempt).count("saved") == 2
-                run.submission(9).path.mkdir()
-                lease.grant(run.submission(9))
-    assert steps_on_disk(run) == [2, 4]
-
-
-@pytest.mark.parametrize("every", [{"minutes": 0.0005}, "auto"])
-def test_saves_by_time_come_again_and_again(
-    run: RunDir, start: Start, monkeypatch: pytest.MonkeyPatch, every: Any
-) -> None:
-    for bound in ("FIRST_SAVE_S", "SHORTEST_S", "LONGEST_S"):
-        monkeypatch.setattr(interval, bound, 0.03)
-    for part in ("CHEAP", "MOST_OVERHEAD"):  # a save that is slow by chance may not put off the next one for minutes
-        monkeypatch.setattr(interval, part, 1.0)
-    attempt = start(every=every, keep=100)
-    with slurmtrain.session() as session:
-        session.checkpoint(counter=Counter())
-        for _ in session.steps(1_000_000):
-            if kinds(attempt).count("saved") >= 3:
-                break
-    assert len(steps_on_disk(run)) >= 3
 
 
 def test_what_an_earlier_attempt_left_half_built_is_swept_away(run: RunDir, start: Start) -> None:
@@ -525,22 +390,6 @@ def test_what_a_script_compiles_is_compiled_once(
     assert steps == hooked
 
 
-def test_a_loader_goes_on_in_the_middle_of_an_epoch_without_being_registered(run: RunDir, start: Start) -> None:
-    def train(total: int) -> list[list[int]]:
-        start(every={"steps": 2})
-        with slurmtrain.session() as session:
-            loader = session.loader(list(range(7)), 3, seed=4)
-            session.checkpoint(model=nn.Linear(1, 1))
-            return [batch.tolist() for _, batch in session.steps(total, loader)]
-
-    first, rest = train(4), train(6)
-    assert [len(batch) for batch in first + rest] == [3, 3, 1] * 2
-    samples = [sample for batch in first + rest for sample in batch]
-    assert sorted(samples[:7]) == sorted(samples[7:]) == list(range(7))
-    manifest = json.loads((run.checkpoints / "step-6" / "MANIFEST.json").read_text())
-    assert manifest["objects"]["run.loaders"] == {"kind": "object", "per_rank": True}
-
-
 def test_a_loop_over_a_loader_in_place_of_steps_is_refused_and_an_evaluation_within_a_step_is_not() -> None:
     with slurmtrain.session() as session:
         loader = session.loader(list(range(6)), 2)
@@ -619,29 +468,6 @@ def test_an_evaluation_leaves_the_step_as_it_was() -> None:
     assert model.training
 
 
-@pytest.mark.parametrize(("weight", "mean"), [(1.0, 3.0), (0.25, 3.0), (0.0, 0.0)])
-def test_the_gradients_of_a_whole_step_are_weighted_and_its_mean_loss_is_not(weight: float, mean: float) -> None:
-    model = nn.Linear(1, 1, bias=False)
-    nn.init.ones_(model.weight)
-    with slurmtrain.session() as session:
-        loader = session.loader([1, 2], 2)
-        for _ in session.steps(1, loader):
-            session._shares.weight = weight
-            targets = torch.zeros(2, 1)
-            loss = session.forward_backward(model, lambda out, _: out.mean(), torch.full((2, 1), 3.0), targets)
-    assert loss.item() == pytest.approx(mean)
-    assert model.weight.grad.item() == pytest.approx(3.0 * weight)
-
-
-def test_the_seed_of_the_spec_is_that_of_a_loader(monkeypatch: pytest.MonkeyPatch) -> None:
-    orders = []
-    for seed in ("1", "1", "2"):
-        monkeypatch.setenv("SLURMTRAIN_SEED", seed)
-        with slurmtrain.session() as session:
-            orders.append(torch.cat(list(session.loader(list(range(50)), 10))).tolist())
-    assert orders[0] == orders[1] != orders[2]
-
-
 # --- ranks with unequal hardware tell each other what they have before they join --------------------------------------
 
 
@@ -656,14 +482,3 @@ def test_all_ranks_get_the_hardware_of_all_by_rank() -> None:
         gathered = threads.map(lambda number: exchange(store, number, 3, ranks[number]), range(3))
         assert list(gathered) == [ranks] * 3
     assert (ranks[1].name, ranks[1].has_gpu) == ("CPU", False)
-
-
-def test_the_journal_gets_what_was_compared_for_precisions_and_the_backend() -> None:
-    compared = HardwareCompared(names=("CPU", "Tesla T4"), precisions=("bf16", "fp16"))
-    elected = ElectedBackend("gloo", "processes have no GPU on n1")
-    assert with_backend(None, None) is None
-    assert with_backend(compared, None) == compared
-    both = HardwareCompared(
-        names=compared.names, precisions=compared.precisions, backend="gloo", backend_why="processes have no GPU on n1"
-    )
-    assert with_backend(compared, elected) == both

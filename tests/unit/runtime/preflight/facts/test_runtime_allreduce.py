@@ -79,11 +79,6 @@ def test_three_ranks_measure_one_figure_and_what_the_slowest_link_has_carried() 
     assert json.loads(json.dumps(first, allow_nan=False)) == first
 
 
-def test_a_single_rank_skips_the_all_reduce() -> None:
-    assert measure_all_reduce(spec(1), 0, 1, "127.0.0.1", 1, "lo") == {"skip": "there is only one rank"}
-    assert measure_all_reduce(spec(1, gpus=1), 0, 1, "127.0.0.1", 1, "lo") == {"skip": "there is only one rank"}
-
-
 def test_a_rank_gets_its_number_its_gpu_and_the_variables_of_the_network(python: Any) -> None:
     python('echo "{\\"told\\": $told, \\"gloo\\": \\"$GLOO_SOCKET_IFNAME\\", \\"nccl\\": \\"$NCCL_SOCKET_IFNAME\\", '
            '\\"mine\\": \\"$MINE\\"}"')  # fmt: skip

@@ -63,7 +63,3 @@ def test_limits_of_the_first_version_of_cgroups_count_too(tmp_path: Path) -> Non
     own = tmp_path / "own"
     own.write_text("4:cpu,cpuacct:/job\n3:memory:/job\n")
     assert cgroup_limit(own, tmp_path) == 1.5
-
-
-def test_without_cgroups_there_is_no_limit(tmp_path: Path) -> None:
-    assert cgroup_limit(tmp_path / "missing", tmp_path) is None

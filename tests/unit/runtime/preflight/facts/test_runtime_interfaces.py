@@ -103,27 +103,6 @@ def test_a_candidate_has_the_facts_of_the_kernel(machine: Machine) -> None:
     )
 
 
-def test_names_are_in_the_order_of_their_numbers_and_ipv4_comes_first(machine: Machine) -> None:
-    machine(eth10=Card(("10.2.0.5",)), eth2=Card((V6, "10.0.0.5", "10.0.0.6")), ens1=Card(("10.3.0.5",)))
-    assert [(candidate.interface, candidate.address) for candidate in find_candidates(0)[0]] == [
-        ("ens1", "10.3.0.5"),
-        ("eth2", "10.0.0.5"),
-        ("eth2", "10.0.0.6"),
-        ("eth2", "fd00::5"),
-        ("eth10", "10.2.0.5"),
-    ]
-
-
-def test_a_prefix_is_that_of_the_mask_or_the_whole_address(machine: Machine) -> None:
-    machine(eth0=Card((V6, "10.0.0.5/255.255.255.128")), wwan0=Card(("10.9.0.5", "fd09::5")))
-    assert {candidate.address: candidate.prefix for candidate in find_candidates(0)[0]} == {
-        "10.0.0.5": 25,
-        "fd00::5": 64,
-        "10.9.0.5": 32,
-        "fd09::5": 128,
-    }
-
-
 @pytest.mark.parametrize(
     ("card", "flags", "addresses"),
     [
@@ -143,12 +122,6 @@ def test_addresses_that_others_can_reach_are_used_and_no_others(
     candidates, excluded = find_candidates(0)
     assert ([candidate.address for candidate in candidates], excluded) == (addresses, [])
     assert [candidate.address for candidate in find_candidates(0, "eth0")[0]] == addresses
-
-
-@pytest.mark.parametrize(("speed", "expected"), [(0, None), (-1, None), (2**32 - 1, None), (1, 1), (800_000, 800_000)])
-def test_a_speed_that_the_kernel_does_not_know_is_none(machine: Machine, speed: int, expected: int | None) -> None:
-    machine(eth0=replace(ETH0, speed=speed))
-    assert find_candidates(0)[0][0].speed_mbps == expected
 
 
 # --- what cannot ------------------------------------------------------------------------------------------------
@@ -190,14 +163,6 @@ def test_interfaces_of_containers_are_excluded_unless_they_are_pinned(machine: M
     machine(**{name: ETH0})
     assert exclusion_reasons() == {"10.0.0.5": "an interface of containers or virtual machines, by its name"}
     assert [candidate.interface for candidate in find_candidates(0, name)[0]] == [name]
-
-
-@pytest.mark.parametrize(
-    "name", ["eth0", "ens5", "enp0s31f6", "ib0", "hsn0", "bond0", "br0", "team0", "eno1np0", "mlx5"]
-)
-def test_interfaces_of_hardware_are_used(machine: Machine, name: str) -> None:
-    machine(**{name: ETH0})
-    assert [candidate.interface for candidate in find_candidates(0)[0]] == [name]
 
 
 def test_the_loopback_interface_is_ignored_unless_it_is_pinned(machine: Machine) -> None:

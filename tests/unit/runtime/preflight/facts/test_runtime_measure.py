@@ -6,12 +6,9 @@ import importlib
 import json
 import os
 import re
-import resource
-import socket
 import subprocess
 import sys
 import threading
-import time
 import tomllib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
@@ -218,28 +215,6 @@ def test_the_directory_is_opened_before_each_read_to_refresh_the_cache_of_nfs(
     assert [each for each in opened if each in ("read", node.attempt.path)][:4] == [node.attempt.path, "read"] * 2
 
 
-@pytest.mark.parametrize("node", [0, 1])
-def test_a_node_that_cannot_write_reports_so_at_once(
-    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, node: int
-) -> None:
-    def refuse(path: Path, content: bytes) -> None:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(measure, "write_atomically", refuse)
-    facts = measure_all(make_context(preflight=only_checks("shared"), node=node, nodes=2))["shared"]
-    assert facts == {"refused": "no space left on the device"}
-
-
-def test_a_shared_directory_that_hangs_is_a_timeout_after_its_own_limit(
-    make_context: MakeContext, hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure, "write_atomically", hanging)
-    began = time.monotonic()
-    facts = measure_all(make_context(preflight=only_checks("shared", timeout_s=50.0, shared={"timeout_s": 0.2})))
-    assert facts["shared"] == {"timeout": 0.2}
-    assert time.monotonic() - began < 50
-
-
 # --- what a node has --------------------------------------------------------------------------------------------
 
 
@@ -274,54 +249,6 @@ def test_free_space_is_what_an_ordinary_user_may_use(
     assert measure_all(make_context(preflight=only_checks("disk")))["disk"]["inodes"] is None
 
 
-def test_the_temporary_directory_is_the_usual_one_without_a_variable_and_may_be_missing(
-    make_context: MakeContext, tmp_path: Path
-) -> None:
-    assert measure_all(make_context(preflight=only_checks("tmp"), environ={}))["tmp"]["path"] == "/tmp"
-    gone = str(tmp_path / "gone")
-    facts = measure_all(make_context(preflight=only_checks("tmp"), environ={"TMPDIR": gone}))
-    assert facts["tmp"] == {"path": gone, "missing": True}
-
-
-@pytest.mark.parametrize(("soft", "expected"), [(1024, 1024), (resource.RLIM_INFINITY, None)])
-def test_limits_are_those_that_hold_now(
-    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, soft: int, expected: int | None
-) -> None:
-    (tmp_path / "infiniband" / "mlx5_0").mkdir(parents=True)
-    monkeypatch.setattr(measure, "_RDMA", tmp_path / "infiniband")
-    monkeypatch.setattr(resource, "getrlimit", lambda which: (soft, resource.RLIM_INFINITY))
-    monkeypatch.setattr(measure, "soft_limit_of_ranks", lambda: soft)
-    facts = measure_all(make_context(preflight=only_checks("limits")))["limits"]
-    assert facts == {"nofile": expected, "memlock": expected, "rdma": ["mlx5_0"]}
-    monkeypatch.setattr(measure, "_RDMA", tmp_path / "none")
-    assert measure_all(make_context(preflight=only_checks("limits")))["limits"]["rdma"] == []
-
-
-@pytest.mark.usefixtures("patient")
-def test_all_addresses_are_looked_up_side_by_side(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    barrier = threading.Barrier(2)
-
-    def look_up(where: tuple[str, int], flags: int) -> tuple[str, str]:
-        assert not flags & socket.NI_NUMERICHOST
-        barrier.wait(30)
-        if where[0] == "10.1.0.5":
-            raise socket.gaierror("no name")
-        return "node0", "0"
-
-    monkeypatch.setattr(socket, "getnameinfo", look_up)
-    facts = measure_all(make_context(preflight=only_checks("dns"), addresses=["10.0.0.5", "10.1.0.5"]))["dns"]
-    assert facts.keys() == {"10.0.0.5", "10.1.0.5"}
-    assert min(facts.values()) >= 0
-    facts = measure_all(make_context(preflight=only_checks("dns"), addresses=[]))
-    assert facts["dns"] == {"skip": "this node uses no network"}
-
-
-def test_the_environment_of_the_ranks_is_checked(make_context: MakeContext, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(measure, "describe_obsolete", lambda environ: sorted(environ))
-    facts = measure_all(make_context(preflight=only_checks("environment"), environ={"A": "1"}))
-    assert facts["environment"] == {"said": ["A"]}
-
-
 # --- GPUs and stragglers ----------------------------------------------------------------------------------------
 
 
@@ -347,35 +274,11 @@ def test_gpus_are_inspected_once_for_both_checks(make_context: MakeContext, gpu_
     assert facts["straggler"] == {"seconds": 0.0005}
 
 
-@pytest.mark.parametrize(
-    "gpu_facts", [{"skip": "no"}, {"gemm": {"error": "no"}}, {"gemm": {"gpus": [{"error": "no"}]}}]
-)
-def test_without_a_gpu_that_has_multiplied_there_is_no_time(
-    make_context: MakeContext, monkeypatch: pytest.MonkeyPatch, gpu_facts: dict[str, Any]
-) -> None:
-    monkeypatch.setattr(gpus, "inspect_gpus", lambda *_: gpu_facts)
-    facts = measure_all(make_context(preflight=only_checks("straggler"), gpus=2, nodes=2))
-    assert facts["straggler"] == {"skip": "no GPU finished a matrix product"}
-
-
 def test_without_gpus_a_cpu_core_is_timed(make_context: MakeContext, gpu_calls: list[tuple[Any, ...]]) -> None:
     facts = measure_all(make_context(preflight=only_checks("gpu", "straggler"), nodes=2))
     assert gpu_calls == []
     assert facts["gpu"] == {"skip": "no GPUs requested"}
     assert facts["straggler"]["seconds"] > 0
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"nodes": 1}, "there is one node only"),
-        ({"nodes": 2, "executor": "local"}, "the nodes of a local run are one machine"),
-    ],
-)
-def test_nodes_that_cannot_be_compared_are_not_timed(
-    make_context: MakeContext, changes: dict[str, Any], reason: str
-) -> None:
-    assert measure_all(make_context(preflight=only_checks("straggler"), **changes))["straggler"] == {"skip": reason}
 
 
 # --- plug-ins ---------------------------------------------------------------------------------------------------
@@ -426,22 +329,6 @@ def test_a_plug_in_that_raises_or_hangs_delays_no_other(
     }
 
 
-def test_a_plug_in_cannot_take_the_place_of_a_check_of_slurmtrains_own(
-    make_context: MakeContext, offer: Callable[..., None]
-) -> None:
-    for name in PreflightSpec.__dataclass_fields__:
-        offer(**{name: lambda node: ("pass", "trust me")})
-        sentences = f"the entry point {name!r} of site has the name of a check of slurmtrain's own"
-        assert measure_all(make_context(preflight=only_checks())) == {"plugins": {"error": sentences}}
-
-
-def test_a_search_for_plug_ins_that_hangs_is_a_timeout(
-    make_context: MakeContext, hanging: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure, "entry_points", hanging)
-    assert measure_all(make_context(preflight=only_checks(timeout_s=1.0))) == {"plugins": {"timeout": 1.0}}
-
-
 # --- checks that other packages bring along -----------------------------------------------------------------------
 
 PAGE = Path(__file__).resolve().parents[5] / "docs" / "preflight.md"
@@ -490,13 +377,6 @@ def point(text: str, install: Install) -> EntryPoint:
 
 
 # --- which there are --------------------------------------------------------------------------------------------
-
-
-def test_an_installed_check_is_found_by_the_name_of_its_entry_point(install: Install) -> None:
-    install("site-checks", "licence=sitecheck:check", "scratch=sitecheck:other")
-    points, facts, clashes = find_plugins({}, OWN_PLUGINS)
-    assert points.keys() == {"licence", "scratch"}
-    assert (facts, clashes) == ({}, "")
 
 
 def test_a_check_is_not_loaded_to_be_found_and_one_that_is_off_need_not_be_installed(install: Install) -> None:
@@ -577,12 +457,6 @@ def test_anything_else_that_a_check_returns_is_an_error(install: Install, return
 def test_an_exception_of_a_check_is_raised(install: Install, text: str) -> None:
     with pytest.raises((ImportError, AttributeError, OSError)):
         run_plugin(point(text, install), node())
-
-
-def test_a_check_cannot_change_the_node(install: Install) -> None:
-    check = point("def check(node): node.index = 0", install)
-    with pytest.raises(AttributeError):
-        run_plugin(check, node())
 
 
 # --- the page ---------------------------------------------------------------------------------------------------

@@ -8,25 +8,20 @@ import os
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, STEPS, digests, events, preempt, until_trains
-from helpers.rare import rare
 from helpers.site import ONE_PROCESS, until
 from test_slurm_asking import Recorder
 from test_slurm_kills import Killing, _launchers
 
-from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.slurm.scheduler import GIVEN_UP_S
 
 # What does not change the weights.
 SWEEP = ("--sweep", "params.step_ms=50,51,52")
-SEEDS = int(os.environ.get("TEST_SEEDS", "1"))
-PREEMPTIONS = int(os.environ.get("TEST_PREEMPTIONS", "2"))
 
 
 def submit_sweep(site: ClusterSite, spec: Path, *arguments: str) -> list[dict[str, Any]]:
@@ -64,58 +59,8 @@ def test_elements_that_are_preempted_complete_with_the_weights_of_an_undisturbed
         assert f"{run['job_id']}_0_log.out" in os.listdir(site.runs / run["id"] / "submissions" / "1" / "submitit")
 
 
-@rare
-@pytest.mark.parametrize("seed", range(SEEDS))
-def test_elements_preempted_at_random_all_complete_and_never_more_run_than_may(
-    site: ClusterSite, cluster: Cluster, undisturbed: str, seed: int
-) -> None:
-    """Each time the nodes of one running element are taken, with whatever else runs there."""
-    random = Random(seed)
-    spec = site.light(
-        params={"steps": STEPS, "step_ms": 50},
-        resources={**ONE_PROCESS, "nodes": 2},
-        slurm=SPOT,
-        checkpoint={"every": {"steps": 10}},
-        requeue={"max_failures": 3},
-    )
-    runs = submit_sweep(site, spec, "--sweep", "params.step_ms=50,51,52", "--parallel", "2")
-    [array] = {run["job_id"].partition("_")[0] for run in runs}
-
-    def running() -> list[str]:
-        lines = cluster.slurm("squeue", "--noheader", "--array", f"--jobs={array}", "--format=%i %t %N").splitlines()
-        nodes = [line.split()[2] for line in lines if line.split()[1] == "R"]
-        # An element that ends no longer counts for Slurm.
-        assert len(nodes) <= 2, lines
-        return nodes
-
-    def preempted(job: str, times: int) -> bool:
-        over = cluster.state(job) in ("COMPLETED", "COMPLETING", "")
-        return running() is not None and over and sum(restarts(cluster, runs)) >= times
-
-    for times in range(1, PREEMPTIONS + 1):
-        until(lambda: len(running()) == 2 and any(has_saved_more(site, run["id"]) for run in runs), "training")
-        node = random.choice(expand_hostlist(random.choice(running())))
-        taker = ("--partition=ondemand", "--exclusive", f"--nodelist={node}", "--time=1", "--output=/dev/null")
-        job = cluster.slurm("sbatch", "--parsable", *taker, "--wrap=sleep 1").strip()
-        until(partial(preempted, job, times), "a preemption, and the end of the job of higher priority")
-    until(lambda: running() is not None and not cluster.jobs(), "the end of all elements")
-    # One that was taken before its agents began could not requeue itself: it goes on in a job of its own.
-    site.call("wait", *(run["id"] for run in runs))
-    shown = [site.show(run["id"]) for run in runs]
-    assert [(run["state"], run["step"]) for run in shown] == [("completed", STEPS)] * 3, [r["reason"] for r in shown]
-    assert {attempt["job_id"] for run in shown for attempt in run["attempts"]} >= {run["job_id"] for run in runs}
-    assert sum(len(run["attempts"]) for run in shown) >= 3 + PREEMPTIONS
-    assert {digest for run in runs for digest in digests(site, run["id"])} == {undisturbed}
-
-
 def states(site: ClusterSite, run_ids: list[str]) -> list[str]:
     return [site.status(run_id)["state"] for run_id in run_ids]
-
-
-def has_saved_more(site: ClusterSite, run_id: str) -> bool:
-    """Whether the newest start of a run trains and has saved since it began."""
-    begun = events(site, run_id, "total")
-    return bool(begun) and any(saved["t"] > begun[-1]["t"] for saved in events(site, run_id, "saved"))
 
 
 def test_failed_elements_are_resumed_as_one_array_and_people_may_use_slurms_own_commands(
@@ -208,18 +153,6 @@ def test_a_sweep_that_is_longer_than_arrays_may_be_is_several_that_share_its_lim
         assert {run["state"] for run in site.json("status")["runs"]} == {"pending"}
 
 
-# sbatch tries again for two minutes.
-@rare
-def test_a_sweep_for_which_slurm_has_no_room_leaves_nothing(site: ClusterSite, cluster: Cluster) -> None:
-    spec = site.spec("held", slurm={"hold": True}, resources={"nodes": 1, "time": "00:05:00"}, params={"a": 1})
-    sweep = ("--sweep", "params.a=range(5)", "--parallel", "2")
-    submit_sweep(site, spec, *sweep)
-    with cluster.configured("MaxJobCount=7"):
-        error = site.call("submit", str(spec), *sweep, "--executor", "slurm", code=None).stderr
-        assert "nothing was created" in error, error
-    assert len(site.json("status")["runs"]) == 5
-
-
 def test_a_sweep_that_is_larger_than_an_account_allows_leaves_nothing_twice_and_is_completed_later(
     site: ClusterSite, cluster: Cluster
 ) -> None:
@@ -284,38 +217,6 @@ def test_an_element_that_is_resumed_while_slurm_still_ends_it_waits_for_its_last
     hold.unlink()
     site.call("wait", *ids)
     assert states(site, ids) == ["completed", "completed"]
-
-
-@rare
-def test_a_node_that_dies_costs_its_element_an_attempt_and_the_others_nothing(
-    site: ClusterSite, cluster: Cluster
-) -> None:
-    spec = site.light(
-        params={"steps": STEPS, "step_ms": 200},
-        resources={**ONE_PROCESS, "nodes": 1},
-        slurm={"exclusive": True},
-        checkpoint={"every": {"steps": 10}},
-    )
-    runs = submit_sweep(site, spec, "--sweep", "params.step_ms=200,201,202")
-    for run in runs:
-        until(partial(has_saved_more, site, run["id"]), "a checkpoint of each")
-    struck, *others = runs
-    [node] = site.show(struck["id"])["attempts"][0]["nodes"]
-    cluster.script("kill-node", node.removeprefix("node"))
-    try:
-        until(lambda: cluster.restarts(struck["job_id"]) == 1, "the requeue")
-        site.call("wait", *(run["id"] for run in runs))
-    finally:
-        cluster.script("start-node", node.removeprefix("node"))
-    shown = [site.show(run["id"]) for run in runs]
-    assert [(run["state"], run["step"]) for run in shown] == [("completed", STEPS)] * 3, [r["reason"] for r in shown]
-    first, second = shown[0]["attempts"]
-    assert (first["cause"], second["job_id"], second["restart"]) == ("node_fail", struck["job_id"], 1)
-    assert second["nodes"] != [node]
-    assert second["first_step"] >= 10
-    assert [len(run["attempts"]) for run in shown[1:]] == [1, 1]
-    assert restarts(cluster, others) == [0, 0]
-    assert len({digest for run in runs for digest in digests(site, run["id"])}) == 1
 
 
 def test_a_requeue_and_a_cancel_concern_one_element(site: ClusterSite, cluster: Cluster) -> None:

@@ -6,7 +6,6 @@ import pytest
 from helpers.cluster import NODES, Cluster, ClusterSite
 from helpers.cluster_runs import events, preempt
 from helpers.gpt import TOLERANCE, logged_losses, losses_with
-from helpers.rare import rare
 from helpers.site import until
 
 STEPS = 24
@@ -86,12 +85,3 @@ def test_a_run_over_components_is_cancelled_and_resumed_with_other_ones(site: Cl
     assert (run["step"], run["lost_steps"], len(set(run["attempts"][-1]["nodes"]))) == (STEPS, 0, 3)
     steps, losses = zip(*logged_losses(site.runs / run_id), strict=True)
     assert list(losses) == pytest.approx(losses_with(site.python, len(steps)), rel=TOLERANCE)
-
-
-@rare
-def test_the_runs_of_a_sweep_are_heterogeneous_jobs_of_their_own(site: ClusterSite) -> None:
-    submit(site, STEPS, "--sweep", "params.lr=0.003,0.001")
-    runs = [run["id"] for run in site.json("status", "--no-fold")["runs"]]
-    for run_id in runs:
-        site.until_state(run_id, "completed")
-    assert len({site.job(run_id) for run_id in runs}) == len(runs) == 2

@@ -59,26 +59,3 @@ def test_a_drill_on_two_nodes_shows_what_restarts_a_run_after_a_preemption_and_a
     assert killed["on"] == "all of its processes"
     jobs = [attempt["job_id"] for attempt in site.show(killed["run_id"])["attempts"]]
     assert len(set(jobs)) == 2
-
-
-@rare
-def test_a_drill_of_a_plain_script_kills_it_in_a_save_and_ends_its_hang(site: ClusterSite) -> None:
-    script, options = site.scripts / "drilled.py", "--torn-s 3 --every 8 --stops-with 0"
-    spec = site.spec(
-        command=f"python {script} --out {{checkpoint_dir}} --resume {{resume_from}} {options}",
-        resources={"nodes": 1, "procs_per_node": 1, "time": "00:10:00"},
-        checkpoint={"glob": "{checkpoint_dir}/*.pt"},
-        requeue={"backoff_s": 1},
-        slurm={"partition": "spot"},
-    )
-    preempted, torn, hung = drill(site, spec, "preempt", "save", "hang", code=1)["faults"]
-    assert (preempted["result"], preempted["started_by"]) == ("passed", "agents, by requeue")
-    # Slurm and the agent each send the signal, the second one perhaps while the script is exiting.
-    assert preempted["exit_codes"]["0"] in (0, -15)
-    assert torn["result"] == "passed"
-    assert torn["half_written"]
-    assert torn["resume_from"] not in torn["half_written"]
-    assert [problem["what"] for problem in hung["problems"]] == [
-        "a hang of this script would not be noticed: it reports no progress"
-    ]
-    assert hung["state"] == "cancelled"

@@ -101,26 +101,6 @@ def test_a_run_goes_on_without_a_step_lost_when_its_second_job_is_cancelled_and_
 
 
 @rare
-def test_the_runs_of_a_sweep_grow_each_by_a_job_of_its_own(site: ClusterSite, cluster: Cluster) -> None:
-    # Both begin on the node that is left, which has room for them.
-    blocker = blocked(cluster, NODES - 1)
-    submit(site, STEPS, "--sweep", "params.lr=0.003,0.001")
-    runs = [run["id"] for run in site.json("status", "--no-fold")["runs"]]
-    assert len(runs) == 2
-    for run_id in runs:
-        until(lambda run_id=run_id: events(site, run_id, "nodes_requested"), "the request for more nodes")
-    cluster.slurm("scancel", blocker)
-    for run_id in runs:
-        site.until_state(run_id, "completed")
-        [joined] = events(site, run_id, "nodes_joined")
-        assert joined["job_id"] == events(site, run_id, "nodes_requested")[0]["job_id"]
-        run = site.show(run_id)
-        assert (run["step"], run["lost_steps"], len(run["attempts"])) == (STEPS, 0, 1)
-    assert logged_losses(site.runs / runs[0]) != logged_losses(site.runs / runs[1])
-    until(lambda: not [job for run_id in runs for job in jobs_of(cluster, run_id)], "the end of all jobs")
-
-
-@rare
 def test_no_job_is_left_of_a_run_that_is_cancelled_or_loses_its_node_0_while_it_waits_for_more_nodes(
     site: ClusterSite, cluster: Cluster
 ) -> None:
@@ -159,24 +139,6 @@ def test_a_run_goes_on_alone_if_the_node_that_could_join_is_unfit(site: ClusterS
     assert (run["step"], run["lost_steps"], len(run["attempts"])) == (100, 0, 1)
     until(lambda: not jobs_of(cluster, run_id), "the end of all jobs")
     cluster.slurm("scancel", blocker)
-
-
-@rare
-def test_a_run_whose_node_0_dies_after_it_has_grown_goes_on_and_leaves_no_job(
-    site: ClusterSite, cluster: Cluster
-) -> None:
-    run_id = submit_on_one_node(site, cluster, 100)
-    until(lambda: len(events(site, run_id, "total")) == 2, "ranks on two nodes")
-    [joined] = events(site, run_id, "nodes_joined")
-    agent = next(event for event in events(site, run_id, "agent") if event["node"] == 0)
-    os.kill(agent["process"]["pid"], signal.SIGKILL)
-    # Nobody cancels it: its agents end.
-    until(lambda: joined["job_id"] not in jobs_of(cluster, run_id), "the end of the second job")
-    until(lambda: site.call("sync") is not None and site.show(run_id)["state"] == "completed", "the end of the run")
-    expected = losses_with(site.python, 100)
-    for step, loss in logged_losses(site.runs / run_id):
-        assert loss == pytest.approx(expected[step - 1], rel=TOLERANCE)
-    until(lambda: not jobs_of(cluster, run_id), "the end of all jobs")
 
 
 # Slurm starts a requeued job after two minutes.

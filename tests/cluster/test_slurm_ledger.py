@@ -122,15 +122,6 @@ def test_slurm_says_whether_a_job_could_start_again(
     assert (objection is None) if expected is None else (expected in objection)
 
 
-def test_a_node_that_is_drained_is_none_to_start_again_on(site: ClusterSite, cluster: Cluster) -> None:
-    cluster.slurm("scontrol", "update", "NodeName=node3", "State=DRAIN", "Reason=test")
-    try:
-        objection = Tiny(site, "--nodes=2", without="node1,node2", act="ask").exclusion_problem()
-        assert objection == "node1, node2 cannot be left out: 2 nodes are needed and 1 would be left"
-    finally:
-        cluster.slurm("scontrol", "update", "NodeName=node3", "State=RESUME")
-
-
 def test_a_job_that_a_person_cancels_does_not_come_to_life_again(site: ClusterSite, cluster: Cluster) -> None:
     sleeper = cluster.slurm(
         "sbatch", "--parsable", "--requeue", f"--uid={site.person.name}", "--account=research",
@@ -404,14 +395,6 @@ def test_preflight_tells_which_node_fails_and_leaves_none_out(site: ClusterSite,
     assert report["run"]["name"] == "preflight"
     assert len(report["run"]["attempts"]) == 1
     assert set(report["run"]["attempts"][0]["clock"]) == {"node0", "node1"}
-
-
-def test_preflight_takes_what_a_spec_asks_for_and_passes_on_nodes_that_are_well(site: ClusterSite) -> None:
-    spec = site.spec(**TINY, slurm={"nodelist": "node[1-2]"}, preflight={"straggler": "off"})
-    report = site.json("preflight", "--spec", str(spec), "--executor", "slurm")
-    assert set(report["checks"]) == {"node1", "node2"}
-    assert "straggler" not in {finding["check"] for finding in report["checks"]["node2"]}
-    assert report["run"]["attempts"][0]["network"]["elected"]
 
 
 def test_an_interrupted_preflight_ends_its_job(site: ClusterSite, cluster: Cluster) -> None:

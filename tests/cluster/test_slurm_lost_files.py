@@ -14,27 +14,6 @@ def held(site: ClusterSite, name: str) -> Path:
     return site.spec(name, slurm={"hold": True}, resources={"nodes": 1, "time": "00:05:00"})
 
 
-def test_with_a_broken_registry_a_run_is_submitted_once_and_a_retry_returns_it(
-    site: ClusterSite, cluster: Cluster
-) -> None:
-    spec = held(site, "held")
-    site.runs.mkdir(exist_ok=True)
-    shutil.chown(site.runs, site.person.uid, site.person.gid)
-    registry = site.runs / "registry.db"
-    registry.write_text("these are my notes " * 100)
-    shutil.chown(registry, site.person.uid, site.person.gid)
-    registry.chmod(0o600)
-    submitted = site.call("submit", str(spec), "--executor", "slurm", "--idempotency-key", "k")
-    run_id = submitted.stdout.strip()
-    assert submitted.stderr.count(f"{registry} is not a readable database") == 1
-    assert site.submit(spec, "--idempotency-key", "k") == run_id
-    assert [name for name in cluster.jobs().values() if name.startswith("held-")] == [f"held-{run_id}"]
-    assert site.status(run_id)["state"] == "pending"
-    site.call("cancel", run_id)
-    assert site.status(run_id)["state"] == "cancelled"
-    assert cluster.jobs() == {}
-
-
 def test_cancelling_a_run_whose_directory_was_deleted_ends_its_job(site: ClusterSite, cluster: Cluster) -> None:
     """The first is known to the registry, the second only to Slurm, by the name of its job."""
     run_ids = [site.submit(held(site, name)) for name in ("first", "second")]

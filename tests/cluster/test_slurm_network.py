@@ -80,19 +80,6 @@ def test_a_network_that_is_blocked_on_one_node_is_not_used_and_show_says_why(
     assert "would be better" in site.call("show", run["id"]).stdout
 
 
-def test_a_network_that_lets_nothing_in_on_one_node_is_not_used_either(site: ClusterSite, cluster: Cluster) -> None:
-    with cluster.broken_network(1, "hsn0", "--only", "in"):
-        run = elected(site, 2, slurm={"nodelist": "node0,node1"})
-    assert run["state"] == "completed", run["reason"]
-    assert set(run["attempts"][0]["interfaces"].values()) == {"eno1"}
-
-
-def test_a_pinned_interface_is_used_though_it_is_slow(site: ClusterSite) -> None:
-    run = elected(site, 2, "network.interface=eno1")
-    assert run["state"] == "completed", run["reason"]
-    assert set(run["attempts"][0]["interfaces"].values()) == {"eno1"}
-
-
 def test_a_pinned_interface_that_one_node_lacks_is_named_with_that_node(site: ClusterSite) -> None:
     run = elected(site, 2, "network.interface=hsn0", "preflight.exclude=false", slurm={"nodelist": "node2,node3"})
     assert (run["state"], run["attempts"][0]["cause"]) == ("failed", "preflight")

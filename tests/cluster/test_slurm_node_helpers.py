@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, events, preempt
-from helpers.node_helpers import check_logs, check_stopped_setup, check_torn_down, check_unready, sidecars, submit
+from helpers.node_helpers import check_logs, check_stopped_setup, check_torn_down, sidecars, submit
 from helpers.site import until
 
 
@@ -18,10 +18,6 @@ def test_a_preempted_run_is_torn_down_on_each_node_before_it_is_requeued(site: C
     for attempt in (1, 2):
         check_logs(site, run_id, attempt)
     assert [attempt["cause"] for attempt in site.show(run_id)["attempts"]] == ["preempted", "completed"]
-
-
-def test_if_one_node_cannot_be_prepared_none_has_ranks(site: ClusterSite) -> None:
-    check_unready(site, "slurm")
 
 
 def test_what_was_staged_is_cleaned_up_whatever_fails_before_there_are_ranks(site: ClusterSite) -> None:

@@ -13,7 +13,6 @@ import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import SPOT, STEPS, digests, events, pid_of, preempt, until_trains
 from helpers.expected_weights import expected_digests
-from helpers.rare import rare
 from helpers.site import until
 from test_slurm_kills import Killing, _launchers
 
@@ -87,45 +86,6 @@ def test_a_crash_and_a_cancel_concern_one_run_of_a_pack(site: ClusterSite, clust
     assert {run["state"] for run in site.json("status")["runs"]} == {"cancelled"}
 
 
-# It needs more memory than its first attempt has, if the sweep says so.
-HUNGRY = """\
-import json, os, runpy
-if os.environ["SLURMTRAIN_ATTEMPT"] == "1" and json.loads(os.environ["SLURMTRAIN_PARAMS"])["hungry"]:
-    raise MemoryError
-runpy.run_path({script!r}, run_name="__main__")
-"""
-
-
-@rare
-def test_a_run_that_needs_more_memory_leaves_its_pack_which_starts_again_without_it(
-    site: ClusterSite, cluster: Cluster
-) -> None:
-    (site.path / "hungry.py").write_text(HUNGRY.format(script=str(site.scripts / "steps.py")))
-    spec = site.commanding(
-        "python hungry.py",
-        params={"steps": 100000, "step_ms": 50, "hungry": True},
-        resources={"nodes": 1, "procs_per_node": 1, "mem": "200MB", "time": "00:10:00"},
-        checkpoint={"every": {"steps": 10}},
-        requeue={"oom": {"mem": "x2", "at_most": "1GB"}, "restarts_in_place": 0, "backoff_s": 0},
-    )
-    hungry, other = submit_packs(site, spec, "--sweep", "params.hungry=true,false", "--pack=2")
-    [job] = {hungry["job_id"], other["job_id"]}
-    until_trains(site, other["id"], starts=1)
-    site.until_state(hungry["id"], "requeued")
-    os.kill(pid_of(site, other["id"], 0), signal.SIGKILL)
-    until_trains(site, other["id"], starts=2)
-    assert [event["attempt"] for event in events(site, hungry["id"], "surplus")] == [f"{job}.1"]
-    site.call("sync")
-    until_trains(site, hungry["id"], starts=1)
-    first, second = site.show(hungry["id"])["attempts"]
-    assert (first["cause"], first["job_id"], second["state"]) == ("oom", job, "running")
-    assert second["job_id"] != job
-    assert site.status(hungry["id"])["resources"]["mem"] == "400M"
-    assert "mem=400M" in cluster.slurm("scontrol", "show", "job", second["job_id"])
-    assert site.status(other["id"])["state"] == "running"
-    site.call("cancel", hungry["id"], other["id"])
-
-
 RARE = pytest.mark.skipif(PACK == 2, reason="takes minutes of waiting for Slurm: scripts/test --thorough runs it")
 
 
@@ -147,24 +107,6 @@ def test_runs_of_a_pack_whose_node_dies_all_complete_without_the_blame(site: Clu
         first, second = run["attempts"]
         assert (first["cause"], first["job_id"], first["nodes"]) == ("node_fail", second["job_id"], [host])
         assert second["nodes"] != [host]
-
-
-@RARE
-def test_runs_of_a_pack_save_before_its_time_limit_and_go_on_in_it(site: ClusterSite) -> None:
-    spec = site.light(
-        params={"steps": 1000, "step_ms": 80},
-        resources={"nodes": 1, "procs_per_node": 1, "time": "00:01:00"},
-        checkpoint={"every": {"steps": 100}},
-    )
-    runs = submit_packs(site, spec, "--sweep", "params.step_ms=80,81", "--pack=2")
-    site.call("wait", *(run["id"] for run in runs), code=None, patience_s=TO_THE_END_S)
-    for run in (site.show(run["id"]) for run in runs):
-        assert (run["state"], run["step"], run["lost_steps"]) == ("completed", 1000, 0), run["reason"]
-        assert {attempt["job_id"] for attempt in run["attempts"]} == {runs[0]["job_id"]}
-        assert [attempt["cause"] for attempt in run["attempts"]] == [
-            *["timeout"] * (len(run["attempts"]) - 1), "completed"
-        ]  # fmt: skip
-        assert len(run["attempts"]) > 1
 
 
 @pytest.mark.usefixtures("cluster")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from helpers.cluster import Cluster, ClusterSite
 from helpers.cluster_runs import events
-from helpers.rare import THOROUGH, rare
+from helpers.rare import THOROUGH
 from helpers.site import until
 
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -34,17 +34,6 @@ def test_a_run_of_two_nodes_trains_and_shows_where(site: ClusterSite) -> None:
     assert attempt["started_at"] < attempt["ended_at"]
     logs = site.call("logs", run_id).stdout
     assert {f"[1/rank {rank}]" for rank in range(4)} == {line.split("]")[0] + "]" for line in logs.splitlines()}
-
-
-@rare
-def test_digits_reaches_97_percent_over_two_nodes(site: ClusterSite) -> None:
-    spec = site.person.code / "experiments" / "digits" / "digits.yaml"
-    resources = ("resources.nodes=2", "resources.procs_per_node=1")
-    run_id = site.submit(spec, *resources, f"workdir={site.person.code}", "--wait")
-    run = site.show(run_id)
-    assert run["state"] == "completed"
-    assert max(value for name, value in run["metrics"].items() if "accuracy" in name) >= 0.97
-    assert len(run["attempts"][0]["nodes"]) == 2
 
 
 @pytest.fixture(scope="module")
@@ -75,18 +64,6 @@ def test_runs_that_start_together_on_the_same_nodes_never_meet_at_one_port(at_on
     for shown in at_once:
         places = {(run["attempts"][0]["master_addr"], run["attempts"][0]["master_port"]) for run in shown}
         assert len(places) == len(shown)
-
-
-def test_gpus_of_a_node_reach_its_ranks(site: ClusterSite) -> None:
-    spec = site.path / "gpus.yaml"
-    spec.write_text(
-        'command: \'python -c "import os; print(os.environ[\\"CUDA_VISIBLE_DEVICES\\"])"\'\n'
-        "resources: {nodes: 2, gpus_per_node: 2, time: '00:05:00'}\n"
-        "tracking: {mlflow: {enabled: false}}\n"
-    )
-    run_id = site.submit(spec, "--wait")
-    logs = site.call("logs", run_id).stdout.splitlines()
-    assert sorted(logs) == [f"[1/rank {rank}] 0,1" for rank in range(4)]
 
 
 @pytest.fixture(scope="module")
@@ -130,15 +107,6 @@ def test_a_pending_run_says_why_it_waits_and_is_cancelled(site: ClusterSite, clu
     assert site.show(run_id)["attempts"][0]["nodes"] == []
 
 
-def test_a_crash_on_one_node_ends_the_others_and_is_reported(site: ClusterSite, cluster: Cluster) -> None:
-    params = {**LONG, "crash_rank": 1, "crash_step": 3}
-    run_id = site.submit(site.light(params=params, resources={"nodes": 2, "procs_per_node": 1}), "--wait", code=1)
-    run = site.show(run_id)
-    assert run["state"] == "failed"
-    assert run["reason"].startswith("rank 1 exited with code 1: ValueError")
-    until(lambda: not cluster.jobs(), "the end of the job")
-
-
 def test_a_run_whose_processes_were_all_killed_is_closed_by_the_state_that_slurm_gives(
     site: ClusterSite, cluster: Cluster
 ) -> None:
@@ -152,15 +120,6 @@ def test_a_run_whose_processes_were_all_killed_is_closed_by_the_state_that_slurm
     [attempt] = site.show(run_id)["attempts"]
     assert (attempt["cause"], attempt["ended_at"] is not None) == ("crash", True)
     assert attempt["lost_steps"] == run["step"] - (run["checkpoint"] or {"step": 0})["step"]
-
-
-def test_a_job_that_somebody_cancelled_with_scancel_is_cancelled(site: ClusterSite, cluster: Cluster) -> None:
-    run_id = site.submit(site.light(params=LONG))
-    site.until_step(run_id, 3)
-    cluster.slurm("scancel", site.job(run_id))
-    run = site.until_state(run_id, "cancelled", "failed", "lost")
-    assert run["state"] == "cancelled"
-    assert site.show(run_id)["checkpoint"]["step"] == run["step"]
 
 
 def test_a_node_that_dies_is_the_cause_and_the_run_continues_elsewhere(site: ClusterSite, cluster: Cluster) -> None:
@@ -202,34 +161,6 @@ def test_a_job_that_ends_within_its_grace_has_completed_whatever_slurm_says(
     until(lambda: not cluster.jobs(), "the end of the job")
     site.call("sync")
     assert len(site.show(run_id)["attempts"]) == 1
-
-
-def test_a_run_that_has_ended_and_whose_directory_was_removed_is_listed_no_more(site: ClusterSite) -> None:
-    run_id = site.submit(site.commanding("true"), "--wait")
-    subprocess.run(["rm", "-rf", str(site.runs / run_id)], check=True)
-    assert "there is no run" in site.call("status", run_id, code=2).stderr
-    assert site.json("status")["runs"] == []
-
-
-def test_logs_are_followed_over_attempts_with_rank_and_attempt(site: ClusterSite, cluster: Cluster) -> None:
-    spec = site.path / "twice.yaml"
-    spec.write_text(
-        'command: \'python -c "import os, time; print(os.environ[\\"SLURMTRAIN_ATTEMPT\\"], flush=True); '
-        'time.sleep(0 if os.environ[\\"SLURMTRAIN_ATTEMPT\\"] == \\"2\\" else 600)"\'\n'
-        "resources: {nodes: 1, procs_per_node: 2, time: '00:10:00'}\n"
-        "tracking: {mlflow: {enabled: false}}\n"
-    )
-    run_id = site.submit(spec)
-    site.wait_for_lines(run_id, 2)
-    follower = site.start("logs", "-f", run_id)
-    assert follower.stdout is not None
-    # One that came only now would begin with the attempt that is the newest then.
-    lines = [follower.stdout.readline() for _ in range(2)]
-    cluster.slurm("scontrol", "requeue", site.job(run_id))
-    out, _ = follower.communicate(timeout=180)
-    assert follower.returncode == 0
-    expected = [f"[{attempt}/rank {rank}] {attempt}" for attempt in (1, 2) for rank in (0, 1)]
-    assert sorted("".join([*lines, out]).splitlines()) == expected
 
 
 # What a script names that this cluster has not, or has less of, is taken back on the command line; it reads all lines.
@@ -279,20 +210,6 @@ def test_a_run_is_killed_at_once_where_force_is_asked_for(site: ClusterSite, clu
     assert cancelled.stderr.startswith(f"run {run_id} is cancelled")
     until(lambda: not cluster.jobs(), "the end of the job")
     assert site.status(run_id)["state"] == "cancelled"
-
-
-def test_steps_of_a_script_that_only_prints_them_are_read_over_two_attempts(site: ClusterSite) -> None:
-    spec = site.commanding(
-        f"python {site.scripts / 'counting.py'} {{run_dir}}/output log",
-        checkpoint={"glob": "{run_dir}/output/state"},
-        tracking={"metrics": {"pattern": r"loss=(?P<loss>\S+)", "step": r"step (?P<step>\d+)/(?P<total>\d+)"}},
-        requeue={"backoff_s": 0, "restarts_in_place": 0},
-    )
-    run = site.show(site.submit(spec, "--wait"))
-    assert (run["state"], run["step"], run["total_steps"], run["lost_steps"]) == ("completed", 30, 30, 7)
-    [plotted] = site.json("plot", run["id"], "loss")["runs"]
-    assert plotted["metrics"]["loss"]["step"] == list(range(1, 31))
-    assert set(plotted["metrics"]["loss"]["attempt"]) == {1, 2}
 
 
 def test_a_job_keeps_its_nodes_after_a_crash_for_whoever_wants_to_look(site: ClusterSite, cluster: Cluster) -> None:

@@ -76,31 +76,3 @@ def test_a_run_with_shares_by_speed_is_preempted_and_has_the_losses_of_one_proce
     site: ClusterSite, cluster: Cluster, one_process: list[float]
 ) -> None:
     assert losses_of_preempted(site, cluster, "mixed") == pytest.approx(one_process, rel=TOLERANCE)
-
-
-# A strategy, and processes on each of two nodes: each goes on from the checkpoint of the one before it.
-OTHERS = (
-    ("zero1", 1),
-    ("{name: tensor, sequence_parallel: true}", 2),
-    ("hsdp", 2),
-    ("pipeline", 1),
-    ("{name: fsdp, mesh: {dp: 2, tp: 2}}", 2),
-    ("ddp", 1),
-)
-
-
-@rare
-@pytest.mark.slow
-def test_a_run_goes_on_under_other_strategies_on_other_numbers_of_processes(
-    site: ClusterSite, one_process: list[float]
-) -> None:
-    run_id, reached = submit(site, "interleaved", "+params.seconds_per_step=0.4"), 0
-    for strategy, per_node in OTHERS:
-        # One that is cancelled before it has trained is no attempt.
-        site.until_step(run_id, reached + 1)
-        site.call("cancel", run_id)
-        reached = site.until_state(run_id, "cancelled")["step"]
-        site.call("resume", run_id, f"strategy={strategy}", f"resources.procs_per_node={per_node}")
-    site.until_state(run_id, "completed")
-    assert len(site.show(run_id)["attempts"]) == len(OTHERS) + 1
-    assert losses_of(site, run_id) == pytest.approx(one_process, rel=TOLERANCE)

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from helpers.rare import rare
-from helpers.site import ONE_PROCESS, PATIENCE_S, Site
+from helpers.site import PATIENCE_S, Site
 from helpers.trainers import TRAINERS
 
 # Commands that wait look at a run that must be started again as often as they ask Slurm.
@@ -98,36 +98,6 @@ def test_a_drill_shows_that_a_save_in_place_destroys_the_only_checkpoint_and_tha
 
 @rare
 @pytest.mark.slow
-def test_a_half_written_checkpoint_is_passed_over_for_the_one_before(site: Site) -> None:
-    [killed] = drill(site, "--torn-s 1.5", "save", code=0)["faults"]
-    [torn] = killed["half_written"]
-    assert killed["resume_from"] != torn
-    assert (killed["result"], killed["comparison"]["identical"]) == ("passed", True)
-
-
-@rare
-@pytest.mark.slow
-def test_a_script_that_starts_from_the_beginning_is_found_out(site: Site) -> None:
-    command = f"python {site.scripts / 'drilled.py'} --out {{checkpoint_dir}}"
-    spec = site.commanding(command, checkpoint={"glob": "{checkpoint_dir}/*.pt"})
-    completed = site.call("drill", str(spec), "--executor", "local", "--fault", "rank", "--json", code=1, env=SOON)
-    [killed] = json.loads(completed.stdout)["drill"]["faults"]
-    assert killed["comparison"]["identical"]
-    assert "and did not resume from it: it then reached step 5" in problems(killed)[0]
-
-
-@rare
-@pytest.mark.slow
-def test_a_script_that_ignores_the_signal_is_told_that_it_was_killed(site: Site) -> None:
-    # Longer than the 30 seconds that it has.
-    [ignoring] = drill(site, "--ignores --steps 500", "preempt", code=1)["faults"]
-    assert ignoring["exit_codes"] == {"0": -9}
-    assert "rank 0 did not end after SIGTERM and had to be killed" in problems(ignoring)
-    assert ignoring["state"] == "completed"
-
-
-@rare
-@pytest.mark.slow
 def test_a_script_that_saves_on_the_signal_passes_every_fault(site: Site) -> None:
     faults = ("preempt", "timeout", "rank", "agent", "all")
     outcome = drill(site, "--stops-with 75 --saves-on-signal --leaves-daemon", *faults, code=0)
@@ -173,24 +143,3 @@ def test_a_drill_of_a_trainer_compares_what_it_has_trained(site: Site, name: str
     else:
         assert any("saved nothing when it was asked to stop" in note for note in preempted["notes"])
         assert problems(hung) == ["a hang of this script would not be noticed: it reports no progress"]
-
-
-@rare
-@pytest.mark.slow
-def test_files_of_an_unknown_format_are_compared_as_they_are(site: Site) -> None:
-    spec = site.spec(
-        command=f"python {site.scripts / 'plain.py'} {{checkpoint_dir}} 40 100 --resume {{resume_from}}",
-        resources=ONE_PROCESS,
-        checkpoint={"glob": "{checkpoint_dir}/ckpt-*.txt"},
-    )
-    completed = site.call("drill", str(spec), "--executor", "local", "--fault", "all", env=SOON)
-    [row] = [line.split() for line in completed.stdout.splitlines() if line.startswith("all ")]
-    assert row[2:] == ["passed", "-", "-", "yes", "sync", "-"]
-    assert "all: it resumed from ckpt-" in completed.stdout
-
-
-def test_a_script_that_shows_nothing_has_not_been_tried(site: Site) -> None:
-    spec = site.commanding("python -c pass")
-    completed = site.call("drill", str(spec), "--executor", "local", "--fault", "all", code=1, env=SOON)
-    assert "all: not tried: it reports no step, leaves no checkpoint and prints nothing" in completed.stdout
-    assert len(site.json("status")["runs"]) == 1

@@ -69,16 +69,3 @@ def test_plain_is_killed_and_continues_from_its_own_checkpoint(site: Site) -> No
     resumed = site.status(run["id"])
     assert (resumed["state"], resumed["checkpoint"]["step"]) == ("completed", 200)
     assert "resumed from ckpt-" in site.call("logs", run["id"]).stdout
-
-
-def test_a_new_run_that_would_take_up_an_old_checkpoint_is_warned_of(site: Site) -> None:
-    (site.path / "out").mkdir()
-    (site.path / "out" / "ckpt-7.txt").write_text("7")
-    spec = site.path / "old.yaml"
-    spec.write_text(
-        "command: python -c 'import sys; print(sys.argv[1:])' --resume {resume_from}\n"
-        "checkpoint: {glob: 'out/ckpt-*'}\ntracking: {mlflow: {enabled: false}}\n"
-    )
-    submitted = site.call("submit", str(spec), "--executor", "local", "--wait")
-    assert "out/ckpt-7.txt matches checkpoint.glob" in submitted.stderr
-    assert "'--resume', '" + str(site.path / "out" / "ckpt-7.txt") in site.call("logs", "@last").stdout

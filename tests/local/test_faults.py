@@ -44,16 +44,6 @@ def test_a_damaged_checkpoint_is_passed_over_for_the_one_before(site: Site) -> N
     assert {c["step"]: c["complete"] for c in run["checkpoints"]}[15] is True
 
 
-def test_a_run_whose_checkpoints_are_all_damaged_does_not_silently_start_again(site: Site) -> None:
-    run_id = site.submit(site.light(params={"steps": 4}), "--wait")
-    for path in (site.runs / run_id / "checkpoints").glob("step-*/__0_0.distcp"):
-        path.write_bytes(path.read_bytes()[:-10])
-    site.call("resume", run_id, "params.steps=9", "--wait", code=1)
-    run = site.status(run_id)
-    assert run["state"] == "failed"
-    assert "no checkpoint can be restored" in run["reason"]
-
-
 @pytest.fixture
 def small_disk(tmp_path: Path) -> Iterator[Path]:
     """A filesystem of two megabytes."""
@@ -170,29 +160,6 @@ def test_without_a_readable_registry_runs_are_submitted_shown_cancelled_and_resu
     call("cancel", "--force", run_id)
     site.call("registry", "rebuild")
     assert site.status(run_id)["state"] == "cancelled"
-
-
-def test_a_damaged_registry_is_replaced_by_the_next_command_and_by_a_rebuild(site: Site) -> None:
-    run_id = site.submit(site.commanding("true"), "--wait")
-    registry = site.runs / "registry.db"
-    registry.write_text("these are my notes " * 100)
-    assert f"the registry {registry} was damaged" in site.call("status").stderr
-    assert site.call("status").stderr == ""
-    registry.write_text("and these " * 100)
-    site.call("registry", "rebuild")
-    assert site.status(run_id)["state"] == "completed"
-    kept = [registry.with_name(f"registry.db.damaged{number}").read_text() for number in ("", "1")]
-    assert [text.split()[0] for text in kept] == ["these", "and"]
-
-
-def test_a_run_that_has_ended_and_whose_directory_was_removed_is_listed_no_more(site: Site) -> None:
-    import shutil
-
-    run_id = site.submit(site.commanding("true"), "--wait")
-    until(lambda: not site.processes(run_id), "the end of its processes")
-    shutil.rmtree(site.runs / run_id)
-    assert "there is no run" in site.call("status", run_id, code=2).stderr
-    assert site.json("status")["runs"] == []
 
 
 # --- MLflow ---------------------------------------------------------------------------------------------------------

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from helpers.rare import rare
 from helpers.site import Site, until
 
 STEPS = 40
@@ -115,12 +114,3 @@ def test_a_run_that_gets_sigterm_loses_no_step_and_sync_starts_it_again(site: Si
     assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted"] * stops + ["completed"]
     assert weights(site, run_id) == undisturbed.weights
     assert losses(site, run_id) == undisturbed.losses
-
-
-@rare
-def test_without_the_states_of_the_random_numbers_the_weights_differ(site: Site, undisturbed: Undisturbed) -> None:
-    run_id = site.submit(site.spec(**{**KEYS, "params": {**KEYS["params"], "hold_rng": False}}))
-    until(lambda: newest_checkpoint(site.runs / run_id), "a checkpoint")
-    site.signal_all(run_id, signal.SIGKILL)
-    site.call("resume", run_id, "--wait")
-    assert weights(site, run_id) != undisturbed.weights

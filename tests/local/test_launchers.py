@@ -207,20 +207,6 @@ def printed_by(site: Site, run_id: str) -> Sequence[Any]:
 
 
 @pytest.mark.slow
-def test_a_crash_in_a_rank_of_torchrun_is_reported_as_that_rank_and_resumed_in_place(site: Site) -> None:
-    spec = site.spec(
-        command=f"torchrun {SCRIPTS}/steps.py",
-        params={"steps": 1000, "step_ms": 5, "crash_rank": 1, "crash_step": 4},
-        requeue={"enabled": False},
-    )
-    run_id = site.submit(spec, "--wait", code=1)
-    run = site.show(run_id)
-    assert run["state"] == "failed"
-    assert run["reason"].startswith("rank 1 exited with code 1: ValueError: the loss went up to")
-    assert "rank 1" in site.call("doctor", run_id).stdout
-
-
-@pytest.mark.slow
 def test_a_rank_of_torchrun_that_stops_by_itself_is_no_crash(site: Site) -> None:
     """A signal that reaches only the ranks: torchrun exits with 1, whatever their exit code."""
     spec = site.spec(command=f"torchrun {SCRIPTS}/steps.py", params={"steps": 100_000, "step_ms": 20})

@@ -271,22 +271,6 @@ def test_a_run_that_is_rolled_back_behind_what_its_node_has_sent_begins_anew(
     assert Shown(database, second).line() == [(1, 0.1), (2, 0.2), (3, 0.3), (4, 4.4)]
 
 
-def test_a_run_that_somebody_has_deleted_in_mlflow_is_not_taken_for_one_with_bad_names(
-    workspace: Workspace, proxy: TrackingProxy, database: Path
-) -> None:
-    import mlflow
-
-    trained(workspace, proxy.uri)
-    remote = linked(workspace, proxy)
-    client = mlflow.MlflowClient(tracking_uri=proxy.uri)
-    client.delete_run(remote)
-    with pytest.raises(TrackingError, match=f"{remote} was deleted in MLflow"):
-        live(workspace, proxy.uri).send()
-    client.restore_run(remote)
-    live(workspace, proxy.uri).send()
-    assert Shown(database, remote).line() == SURVIVING[:4]
-
-
 # --- who creates the MLflow run --------------------------------------------------------------------------------------
 
 
@@ -300,25 +284,6 @@ def shown_of(workspace: Workspace, uri: str, *, deleted: bool = False) -> list[A
     assert experiment is not None
     view = ViewType.DELETED_ONLY if deleted else ViewType.ACTIVE_ONLY
     return list(client.search_runs([experiment.experiment_id], run_view_type=view))
-
-
-def test_a_run_that_its_node_creates_begins_when_training_began_and_is_the_same_in_later_attempts(
-    workspace: Workspace, proxy: TrackingProxy
-) -> None:
-    run = trained(workspace, proxy.uri)
-    remote = linked(workspace, proxy)
-    assert linked(workspace, proxy) == remote
-    assert mirror(workspace).problems == []
-    run.ended("preempted", 0, 1).started(2).ended("completed", 0, 2)
-    assert linked(workspace, proxy) == remote
-    assert mirror(workspace).problems == []
-    assert mlflow_id(workspace) == remote
-    [shown] = shown_of(workspace, proxy.uri)
-    started_at = workspace.store.load(RUN_ID).started_at  # type: ignore[union-attr]
-    submitted_at = workspace.store.load(RUN_ID).submitted_at  # type: ignore[union-attr]
-    assert shown.info.start_time == started_at * 1000 > submitted_at * 1000
-    assert shown.data.metrics["slurmtrain/queue_s"] > 0
-    assert (shown.info.run_id, shown.info.status) == (remote, "FINISHED")
 
 
 def test_of_many_processes_that_create_the_run_at_once_all_take_the_same(

@@ -90,11 +90,6 @@ def test_a_runs_root_with_an_odd_name_works_like_any_other(tmp_path: Path, name:
     assert "weights" in site.call("logs", run["id"]).stdout
 
 
-def test_submit_returns_at_once_and_holds_no_pipe_of_its_caller(site: Site) -> None:
-    run_id = site.submit(site.steady())
-    assert site.status(run_id)["state"] in ("pending", "running")
-
-
 def test_the_run_lives_on_when_the_terminal_closes(site: Site) -> None:
     """The whole session that the submission belonged to gets SIGHUP and SIGKILL, as when a terminal goes away."""
     shell = subprocess.Popen(
@@ -231,13 +226,6 @@ def test_cancel_from_another_terminal_saves_and_ends_the_run(site: Site) -> None
     assert "had ended already" in site.call("cancel", run_id).stderr
 
 
-def test_a_run_that_is_cancelled_before_it_trains_ends_at_once(site: Site) -> None:
-    run_id = site.submit(site.steady())
-    site.call("cancel", run_id)
-    assert site.status(run_id)["state"] == "cancelled"
-    until(lambda: not site.processes(run_id), "the end of its processes")
-
-
 def test_cancel_force_kills_what_ignores_being_asked(site: Site) -> None:
     spec = site.path / "deaf.yaml"
     script = site.path / "deaf.py"
@@ -280,13 +268,6 @@ def test_resume_with_more_steps_continues_after_completion(site: Site) -> None:
     assert "has completed" in refused.stderr
     [resumed] = site.json("resume", run_id, "params.steps=9", "--wait")["runs"]
     assert (resumed["state"], resumed["step"], resumed["attempt"]) == ("completed", 9, 2)
-
-
-def test_resume_refuses_a_run_that_is_under_way(site: Site) -> None:
-    run_id = site.submit(site.steady())
-    refused = site.call("resume", run_id, code=2)
-    assert f"slurmtrain cancel {run_id}" in refused.stderr
-    assert len(site.show(run_id)["attempts"]) == 1
 
 
 def test_resume_of_a_run_without_a_checkpoint_says_what_to_do_instead(site: Site) -> None:
@@ -449,22 +430,3 @@ def test_the_same_script_trains_without_any_job(site: Site) -> None:
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.startswith("weights ")
     assert list(site.path.iterdir()) == []
-
-
-def test_the_same_script_trains_under_torchrun(site: Site) -> None:
-    completed = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "torch.distributed.run",
-            "--standalone",
-            "--nproc-per-node=2",
-            str(SCRIPTS / "train.py"),
-        ],
-        cwd=site.path,
-        env={**site.environment(), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-    )
-    assert completed.returncode == 0, completed.stderr
-    assert len({line.split()[1] for line in completed.stdout.splitlines() if line.startswith("weights")}) == 1

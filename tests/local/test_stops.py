@@ -66,28 +66,6 @@ def test_a_script_that_exits_with_0_when_it_is_cancelled_has_been_cancelled(site
     assert len(site.show(run_id)["attempts"]) == 1
 
 
-def test_a_script_whose_exit_code_0_always_means_completion_completes_when_it_is_asked_to_stop(site: Site) -> None:
-    run_id = site.submit(obedient(site, exit_zero="completed"))
-    site.wait_for_lines(run_id)
-    site.signal_all(run_id, signal.SIGTERM)
-    until(lambda: not site.processes(run_id), "the end of all processes")
-    assert site.status(run_id)["state"] == "completed"
-
-
-def test_a_script_that_finishes_just_when_it_is_asked_to_stop_completes_in_another_attempt(site: Site) -> None:
-    run_id = site.submit(obedient(site))
-    site.wait_for_lines(run_id)
-    site.signal_all(run_id, signal.SIGTERM)
-    until(lambda: not site.processes(run_id), "the end of all processes")
-    # It had in fact done everything.
-    (site.runs / run_id / "step").write_text(str(ENDLESS))
-    site.call("sync")
-    site.call("wait", run_id)
-    run = site.show(run_id)
-    assert run["state"] == "completed"
-    assert [attempt["cause"] for attempt in run["attempts"]] == ["preempted", "completed"]
-
-
 # --- who hears the stop signal --------------------------------------------------------------------------------------
 
 

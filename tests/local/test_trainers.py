@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from helpers import run_faults
-from helpers.rare import THOROUGH, rare
+from helpers.rare import THOROUGH
 from helpers.site import Site
 from helpers.trainers import SAVE_EVERY, TRAINERS, lost_steps, trainings, weights
 
@@ -113,16 +113,3 @@ def test_a_trainer_that_is_interrupted_continues_from_a_complete_checkpoint(
         assert lost - run["lost_steps"] in ((0,) if fault in ANNOUNCED else (0, 1))
         assert "loss" in run["metrics"]
     assert weights(site, run_id) == undisturbed[name]
-
-
-@rare
-@pytest.mark.parametrize("name", ["transformers", "lightning"])
-def test_an_evaluation_that_takes_longer_than_a_hang_is_none(site: Site, name: str) -> None:
-    trainer = TRAINERS[name]
-    trainer.skip_if_missing()
-    hang_after_s = 6
-    keys = {"requeue": {"hang_after": hang_after_s, "max_failures": 0}, "eval_every": 6, "eval_ms": 1500 * hang_after_s}
-    run_id = site.submit(trainer.spec(site, adapter=True, steps=8, step_ms=0, **keys), "--wait")
-    run = site.show(run_id)
-    [attempt] = run["attempts"]
-    assert (run["state"], run["step"], attempt["restarts"]) == ("completed", 8, [])

@@ -4,4 +4,4 @@ bootstrap: ; scripts/bootstrap dev digits
 quickstart: ; scripts/quickstart
 lint: ; bash -c '. scripts/bootstrap dev digits && scripts/lint'
 test: ; scripts/test $(ARGS)
-bench: ; for name in cli step resume; do scripts/bench $$name $(ARGS) || exit; done
+bench: ; for name in step resume; do scripts/bench $$name $(ARGS) || exit; done

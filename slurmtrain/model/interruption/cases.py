@@ -6,8 +6,7 @@ clusters of 22.05 and 26.05.
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
-from typing import Any
+from dataclasses import dataclass, replace
 
 from slurmtrain.model.interruption.preemption import Cluster, Partition, Preemption
 
@@ -48,24 +47,20 @@ class JobFacts:
         return self.spares > 0 or self.nodes[0] < self.nodes[1]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class InterruptionCase:
     """What happens at one kind of interruption.
 
-    ``event``: preemption, time limit, node failure or scancel. ``seconds``: how long a job has for saving; None: the
-    interruption does not happen, or the time is unknown. ``starts``: what starts the run again, one of STARTERS, after
-    at least ``delay_s`` seconds. ``text``: a description of all this.
+    ``event``: preemption, time limit, node failure or scancel. ``text``: a description of all this. ``seconds``: how
+    long a job has for saving; None: the interruption does not happen, or the time is unknown. ``starts``: what starts
+    the run again, one of STARTERS, after at least ``delay_s`` seconds.
     """
 
     event: str
-    seconds: float | None
-    starts: str
-    delay_s: float | None
     text: str
-
-    def to_dict(self) -> dict[str, Any]:
-        """This as JSON."""
-        return asdict(self)
+    seconds: float | None = None
+    starts: str = "nobody"
+    delay_s: float | None = None
 
 
 def slurm_cases(
@@ -79,28 +74,18 @@ def slurm_cases(
     )
     if job.elastic:
         after = f"the others continue in the same job as long as enough of them are left, else Slurm {again}"
-    node_failure = InterruptionCase(
-        event="node failure",
-        # Nothing can be saved, hence 0 seconds, which is not the same as None: it does happen.
-        seconds=0.0,
-        starts="agent" if job.elastic else "slurm",
-        delay_s=0.0 if job.elastic else cluster.requeue_delay_s,
-        text=f"the node is gone without notice, and the work since the last checkpoint is lost; {after}",
+    gone = f"the node is gone without notice, and the work since the last checkpoint is lost; {after}"
+    cancelled = (
+        f"SIGKILL follows SIGTERM after {format_span(cluster.kill_wait_s)} (KillWait), in which it saves; only "
+        "`slurmtrain resume` starts it again"
     )
+    starts, delay_s = ("agent", 0.0) if job.elastic else ("slurm", cluster.requeue_delay_s)
     cases = [
         _preempted(cluster, preemption, job),
         _timed_out(cluster, partition, job),
-        node_failure,
-        InterruptionCase(
-            event="scancel",
-            seconds=cluster.kill_wait_s,
-            starts="nobody",
-            delay_s=None,
-            text=(
-                f"SIGKILL follows SIGTERM after {format_span(cluster.kill_wait_s)} (KillWait), in which it saves; only "
-                "`slurmtrain resume` starts it again"
-            ),
-        ),
+        # Nothing can be saved, hence 0 seconds, which is not the same as None: it does happen.
+        InterruptionCase("node failure", gone, 0.0, starts, delay_s),
+        InterruptionCase("scancel", cancelled, cluster.kill_wait_s),
     ]
     return cases if job.requeue else [_without_requeue(case) for case in cases]
 
@@ -108,50 +93,31 @@ def slurm_cases(
 def local_cases(job: JobFacts) -> list[InterruptionCase]:
     """What happens to a run of the local executor, which no scheduler ends or starts again."""
     again = "`slurmtrain watch` and `slurmtrain wait` start it again, as a new attempt on this machine"
-    at_limit = "it has no time limit"
+    at_limit = InterruptionCase("time limit", "it has no time limit")
     if job.time_s is not None:
         limit, grace = format_span(job.time_s), format_span(LOCAL_GRACE_S)
-        at_limit = f"after {limit} it is told to stop, and has {grace} to save; {again}"
+        text = f"after {limit} it is told to stop, and has {grace} to save; {again}"
+        at_limit = InterruptionCase("time limit", text, LOCAL_GRACE_S, "watch")
+    down = f"when this machine goes down, the work since the last checkpoint is lost; {again}"
+    cancelled = "`slurmtrain cancel` lets it save and exit; `slurmtrain resume` starts it again"
     cases = [
-        InterruptionCase(event="preemption", seconds=None, starts="nobody", delay_s=None, text="nothing preempts it"),
-        InterruptionCase(
-            event="time limit",
-            seconds=LOCAL_GRACE_S if job.time_s is not None else None,
-            starts="watch" if job.time_s is not None else "nobody",
-            delay_s=None,
-            text=at_limit,
-        ),
-        InterruptionCase(
-            event="node failure",
-            seconds=0.0,
-            starts="watch",
-            delay_s=None,
-            text=f"when this machine goes down, the work since the last checkpoint is lost; {again}",
-        ),
-        InterruptionCase(
-            event="scancel",
-            seconds=None,
-            starts="nobody",
-            delay_s=None,
-            text="`slurmtrain cancel` lets it save and exit; `slurmtrain resume` starts it again",
-        ),
+        InterruptionCase("preemption", "nothing preempts it"),
+        at_limit,
+        InterruptionCase("node failure", down, 0.0, "watch"),
+        InterruptionCase("scancel", cancelled),
     ]
     return cases if job.requeue else [_without_requeue(case) for case in cases]
 
 
-# --- preemption -----------------------------------------------------------------------------------------------------
-
-
 def _preempted(cluster: Cluster, preemption: Preemption, job: JobFacts) -> InterruptionCase:
+    event, why = "preemption", preemption.why
     if not preemption.possible:
-        text = f"unknown: {preemption.why}" if preemption.possible is None else f"does not happen: {preemption.why}"
-        return InterruptionCase(event="preemption", seconds=None, starts="nobody", delay_s=None, text=text)
+        return InterruptionCase(event, f"{'unknown' if preemption.possible is None else 'does not happen'}: {why}")
     if preemption.mode == "SUSPEND":
-        text = f"{preemption.why}; it is suspended without notice, and resumes when its nodes are free again"
-        return InterruptionCase(event="preemption", seconds=None, starts="itself", delay_s=None, text=text)
+        text = f"{why}; it is suspended without notice, and resumes when its nodes are free again"
+        return InterruptionCase(event, text, starts="itself")
     exempt = f"; not in its first {format_span(cluster.exempt_s)} (PreemptExemptTime)" if cluster.exempt_s > 0 else ""
     to_script = f"; its script is sent {job.signal}" if job.own_saves else ""
-    begin = f"{preemption.why}{exempt}"
     kill_wait, delay_s = format_span(cluster.kill_wait_s), cluster.requeue_delay_s
     requeues = preemption.mode == "REQUEUE"
     if preemption.grace_s > 0:
@@ -159,26 +125,17 @@ def _preempted(cluster: Cluster, preemption: Preemption, job: JobFacts) -> Inter
         signal = "SIGUSR2" if cluster.user_signal else "SIGTERM"
         fallback = "Slurm does after the grace" if requeues else "`slurmtrain watch` restarts it if not"
         text = (
-            f"{begin}; {signal} comes when the grace begins{to_script}, and it saves; after the grace, which may last "
-            f"{_GRACE_CHECK_S} s longer, {kill_wait} are left until SIGKILL; its own agent requeues it within the "
+            f"{why}{exempt}; {signal} comes when the grace begins{to_script}, and it saves; after the grace, which may "
+            f"last {_GRACE_CHECK_S} s longer, {kill_wait} are left until SIGKILL; its own agent requeues it within the "
             f"grace ({fallback}), and it may start {format_span(delay_s)} later"
         )
-        return InterruptionCase(
-            event="preemption", seconds=preemption.grace_s, starts="agent", delay_s=delay_s, text=text
-        )
-    again = "Slurm cancels it, and `slurmtrain watch` submits it again"
+        return InterruptionCase(event, text, preemption.grace_s, "agent", delay_s)
+    begin = f"{why}{exempt}; there is no grace: SIGKILL follows SIGTERM after {kill_wait}{to_script}"
     if requeues:
-        again = f"Slurm requeues it, and it may start {format_span(delay_s)} later"
-    return InterruptionCase(
-        event="preemption",
-        seconds=cluster.kill_wait_s,
-        starts="slurm" if requeues else "watch",
-        delay_s=delay_s if requeues else None,
-        text=f"{begin}; there is no grace: SIGKILL follows SIGTERM after {kill_wait}{to_script}; {again}",
-    )
-
-
-# --- the others -----------------------------------------------------------------------------------------------------
+        text = f"{begin}; Slurm requeues it, and it may start {format_span(delay_s)} later"
+        return InterruptionCase(event, text, cluster.kill_wait_s, "slurm", delay_s)
+    text = f"{begin}; Slurm cancels it, and `slurmtrain watch` submits it again"
+    return InterruptionCase(event, text, cluster.kill_wait_s, "watch")
 
 
 def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> InterruptionCase:
@@ -191,22 +148,16 @@ def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Interru
     limit, source = next(((time_s, source) for time_s, source in limits if time_s is not None), (None, ""))
     if limit is None:
         text = f"does not happen: partition {partition.name} has no limit, and the spec sets none"
-        return InterruptionCase(event="time limit", seconds=None, starts="nobody", delay_s=None, text=text)
+        return InterruptionCase("time limit", text)
     # The partition's own OverTimeLimit overrides the cluster's.
     over = partition.over_limit_s if partition.over_limit_s is not None else cluster.over_limit_s
     more = ", which is not enforced" if over is None else f", plus {format_span(over)}" if over > 0 else ""
-    lead = format_span(job.lead_s)
-    return InterruptionCase(
-        event="time limit",
-        seconds=job.lead_s,
-        starts="agent",
-        delay_s=cluster.requeue_delay_s,
-        text=(
-            f"after {format_span(limit)} ({source}{more}); SIGUSR2 comes {lead} before that, or up to {_EARLY_S} s "
-            "earlier, and it saves; its own agent requeues it before the limit, since Slurm never does after it; it "
-            f"may start {format_span(cluster.requeue_delay_s)} later"
-        ),
+    text = (
+        f"after {format_span(limit)} ({source}{more}); SIGUSR2 comes {format_span(job.lead_s)} before that, or up to "
+        f"{_EARLY_S} s earlier, and it saves; its own agent requeues it before the limit, since Slurm never does after "
+        f"it; it may start {format_span(cluster.requeue_delay_s)} later"
     )
+    return InterruptionCase("time limit", text, job.lead_s, "agent", cluster.requeue_delay_s)
 
 
 def _without_requeue(case: InterruptionCase) -> InterruptionCase:

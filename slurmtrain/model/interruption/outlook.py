@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -54,7 +54,6 @@ def make_outlook(
         *save_findings(cases, preemption.setting, job),
         *watch_findings(cases, job),
         *accounting_findings(cluster, qos),
-        *other_findings(cluster),
     ]
     return Outlook(partition=partition.name, cases=cases, findings=sort_by_severity(findings))
 
@@ -62,11 +61,8 @@ def make_outlook(
 def local_outlook(job: JobFacts) -> Outlook:
     """The outlook for a run of the local executor."""
     cases = local_cases(job)
-    findings = [
-        *watch_findings(cases, job),
-        *save_findings(cases, "", job),
-        *([] if job.requeue else [REQUEUE_DISABLED]),
-    ]
+    disabled = [] if job.requeue else [REQUEUE_DISABLED]
+    findings = [*watch_findings(cases, job), *save_findings(cases, "", job), *disabled]
     return Outlook(partition="", cases=cases, findings=sort_by_severity(findings))
 
 
@@ -112,73 +108,68 @@ def sort_by_severity(findings: Sequence[SiteFinding]) -> list[SiteFinding]:
     return sorted(findings, key=lambda finding: -SEVERITIES.index(finding.severity))
 
 
-def partition_findings(partition: Partition, qos: Mapping[str, Qos] | None, job: JobFacts) -> list[SiteFinding]:
+def partition_findings(partition: Partition, qos: Mapping[str, Qos] | None, job: JobFacts) -> Iterator[SiteFinding]:
     """Why ``partition`` may refuse ``job``; ``qos``: all QOS of the site, by name; None if unknown."""
-    findings = []
     if not partition.up:
         text = f"partition {partition.name} is not up: no job starts in it"
-        findings.append(SiteFinding("fail", "State", text, "name another one in slurm.partition"))
+        yield SiteFinding("fail", "State", text, "name another one in slurm.partition")
     # A QOS with the flag PartitionTimeLimit lifts the limit of the partition.
     own = qos.get(job.qos or "") if qos is not None else None
-    too_long = job.time_s is not None and partition.max_time_s is not None and job.time_s > partition.max_time_s
-    if too_long and not (own is not None and own.own_limit):
-        assert partition.max_time_s is not None
-        assert job.time_s is not None
-        limit, time = format_span(partition.max_time_s), format_span(job.time_s)
+    is_lifted = own is not None and own.own_limit
+    time_s, limit_s = job.time_s, partition.max_time_s
+    if time_s is not None and limit_s is not None and time_s > limit_s and not is_lifted:
+        limit, time = format_span(limit_s), format_span(time_s)
         text = f"partition {partition.name} lets a job run for {limit}, not {time}"
         fix = "ask for less in resources.time; the next attempt resumes where this one ended"
-        findings.append(SiteFinding("fail", "MaxTime", text, fix))
+        yield SiteFinding("fail", "MaxTime", text, fix)
     if job.qos is not None and partition.qos is not None and job.qos not in partition.qos:
         text = f"partition {partition.name} does not accept jobs of QOS {job.qos}"
-        fix = f"use one of {', '.join(sorted(partition.qos))} in slurm.qos"
-        findings.append(SiteFinding("fail", "AllowQos", text, fix))
-    return findings
+        yield SiteFinding("fail", "AllowQos", text, f"use one of {', '.join(sorted(partition.qos))} in slurm.qos")
 
 
-def requeue_findings(cluster: Cluster, job: JobFacts) -> list[SiteFinding]:
+def requeue_findings(cluster: Cluster, job: JobFacts) -> Iterator[SiteFinding]:
     """What a requeue costs, and which requeues slurmtrain does not control."""
     if not job.requeue:
-        return [REQUEUE_DISABLED]
-    findings = []
+        yield REQUEUE_DISABLED
+        return
     if not cluster.job_requeue:
         text = "JobRequeue=0: jobs are not requeued unless they ask for it; those of slurmtrain do (--requeue)"
-        findings.append(SiteFinding("ok", "JobRequeue", text))
+        yield SiteFinding("ok", "JobRequeue", text)
     # An elastic job rarely needs a requeue, so the delay is not worth mentioning.
     if cluster.requeue_delay_s > CRED_EXPIRE_S and not job.elastic:
         text = f"a requeued job is held for {format_span(cluster.requeue_delay_s)} before it may start"
         fix = "an administrator may set a shorter cred_expire in AuthInfo; resources.spares avoids the requeue"
-        findings.append(SiteFinding("ok", "AuthInfo", text, fix))
+        yield SiteFinding("ok", "AuthInfo", text, fix)
     # Slurm does this without asking the agent, whose policy would end a run that keeps failing.
     if cluster.requeue_exit:
         text = f"Slurm itself requeues jobs that exit with {cluster.requeue_exit} (RequeueExit), crashed ones too"
         fix = "an administrator should leave RequeueExit empty: requeue.max_failures does not count such starts"
-        findings.append(SiteFinding("warn", "RequeueExit", text, fix))
-    return findings
+        yield SiteFinding("warn", "RequeueExit", text, fix)
 
 
-def preemption_findings(cluster: Cluster, preemption: Preemption) -> list[SiteFinding]:
+def preemption_findings(cluster: Cluster, preemption: Preemption) -> Iterator[SiteFinding]:
     """What a preemption costs that the site could make cheaper."""
     if preemption.possible is None:
         fix = "name a QOS in slurm.qos, or ask the administrators"
-        return [SiteFinding("warn", "PreemptType", preemption.why, fix)]
+        yield SiteFinding("warn", "PreemptType", preemption.why, fix)
     if not preemption.possible:
-        return []
+        return
     if preemption.mode == "SUSPEND":
         text = "a preempted job is suspended as long as the other one runs; its collectives may time out meanwhile"
         fix = "use a partition or QOS that requeues, or ask an administrator to set PreemptMode=REQUEUE"
-        return [SiteFinding("warn", "PreemptMode", text, fix)]
-    findings = []
+        yield SiteFinding("warn", "PreemptMode", text, fix)
+        return
     if preemption.grace_s <= 0:
         text = f"a preempted job has no grace: it is killed {format_span(cluster.kill_wait_s)} after the first signal"
         fix = f"ask an administrator to set {preemption.setting}; until then checkpoint.every should be short"
-        findings.append(SiteFinding("warn", "GraceTime", text, fix))
+        yield SiteFinding("warn", "GraceTime", text, fix)
     if preemption.mode == "CANCEL" and preemption.grace_s <= 0:
         text = "a preempted job is cancelled, and without a grace it cannot requeue itself"
         fix = "run `slurmtrain watch`; an administrator may set PreemptMode=REQUEUE"
-        findings.append(SiteFinding("warn", "PreemptMode", text, fix))
+        yield SiteFinding("warn", "PreemptMode", text, fix)
     if cluster.user_signal:
         text = f"a preempted job gets SIGUSR2 in place of SIGTERM ({cluster.user_signal}); both are understood"
-        findings.append(SiteFinding("ok", "PreemptParameters", text))
+        yield SiteFinding("ok", "PreemptParameters", text)
     if preemption.grace_s > 0 and cluster.version is not None:
         # Versions of Slurm have two digits behind the dot, as in 24.05.
         name = "{}.{:02}".format(*cluster.version)
@@ -189,29 +180,25 @@ def preemption_findings(cluster: Cluster, preemption: Preemption) -> list[SiteFi
                 "times (MaxBatchRequeue); the agent requeues it before that, which does not count, and forbids "
                 "requeues (Requeue=0) when the run is over"
             )
-        findings.append(SiteFinding("ok", "SLURM_VERSION", text))
-    return findings
+        yield SiteFinding("ok", "SLURM_VERSION", text)
 
 
-def save_findings(cases: Sequence[InterruptionCase], setting: str, job: JobFacts) -> list[SiteFinding]:
+def save_findings(cases: Sequence[InterruptionCase], setting: str, job: JobFacts) -> Iterator[SiteFinding]:
     """Whether the last save of ``job`` would have fit into the time that each of the ``cases`` leaves.
 
     ``setting``: where an administrator sets the grace of a preemption.
     """
-    # Other cases do not matter: after a node failure nothing can be saved, and scancel is meant to end the run.
-    chances = [case for case in cases if case.seconds and case.event in ("preemption", "time limit")]
-    if not chances:
-        return []
-    if job.save_s is None:
-        text = "no save has been measured yet: whether one fits into the grace is unknown"
-        return [SiteFinding("ok", "save", text, "ask again after the first checkpoint of a run of this name")]
-    findings = []
-    for case in chances:
-        assert case.seconds is not None
+    for case in cases:
+        # Other cases do not matter: after a node failure nothing can be saved, and scancel is meant to end the run.
+        if not case.seconds or case.event not in ("preemption", "time limit"):
+            continue
+        if job.save_s is None:
+            text = "no save has been measured yet: whether one fits into the grace is unknown"
+            yield SiteFinding("ok", "save", text, "ask again after the first checkpoint of a run of this name")
+            return
         save, allowed = format_span(job.save_s), format_span(case.seconds)
         if fits_grace(job.save_s, case.seconds):
-            text = f"the last save took {save}, and fits into the {allowed} of a {case.event}"
-            findings.append(SiteFinding("ok", "save", text))
+            yield SiteFinding("ok", "save", f"the last save took {save}, and fits into the {allowed} of a {case.event}")
             continue
         # Without the margin of fits_grace(): only a save that certainly does not fit is a failure.
         late = job.save_s > case.seconds
@@ -221,44 +208,33 @@ def save_findings(cases: Sequence[InterruptionCase], setting: str, job: JobFacts
         if case.event == "preemption":
             enough = math.ceil(job.save_s * GRACE_MARGIN)
             fix = f"ask an administrator to set {setting} to {enough} s; {fix}"
-        findings.append(SiteFinding("fail" if late else "warn", "save", text, fix))
-    return findings
+        yield SiteFinding("fail" if late else "warn", "save", text, fix)
 
 
-def watch_findings(cases: Sequence[InterruptionCase], job: JobFacts) -> list[SiteFinding]:
+def watch_findings(cases: Sequence[InterruptionCase], job: JobFacts) -> Iterator[SiteFinding]:
     """Whether a ``slurmtrain watch`` is needed, and whether one runs."""
     events = [case.event for case in cases if case.starts == "watch"]
     if job.watched:
         text = "`slurmtrain watch` runs, and starts again what neither an agent nor Slurm does"
-        return [SiteFinding("ok", "watch", text)]
-    if events:
+        yield SiteFinding("ok", "watch", text)
+    elif events:
         text = f"after a {' or a '.join(events)} only `slurmtrain watch` starts the run again, and none is running"
-        return [SiteFinding("warn", "watch", text, "run `slurmtrain watch`, or `slurmtrain sync` from cron")]
-    return []
+        yield SiteFinding("warn", "watch", text, "run `slurmtrain watch`, or `slurmtrain sync` from cron")
 
 
-def accounting_findings(cluster: Cluster, qos: Mapping[str, Qos] | None) -> list[SiteFinding]:
-    """What the lack of accounting hides; ``qos`` is None if it does not answer."""
+def accounting_findings(cluster: Cluster, qos: Mapping[str, Qos] | None) -> Iterator[SiteFinding]:
+    """What the lack of accounting hides; ``qos`` is None if it does not answer. And settings that need no action."""
     if not cluster.accounting:
-        text = (
-            f"this site keeps no accounting: Slurm forgets why a job ended {format_span(cluster.min_job_age_s)} "
-            "afterwards (MinJobAge)"
-        )
+        age = format_span(cluster.min_job_age_s)
+        text = f"this site keeps no accounting: Slurm forgets why a job ended {age} afterwards (MinJobAge)"
         fix = "run `slurmtrain watch`, which queries Slurm in time; an administrator may set up slurmdbd"
-        return [SiteFinding("warn", "AccountingStorageType", text, fix)]
-    if qos is None:
+        yield SiteFinding("warn", "AccountingStorageType", text, fix)
+    elif qos is None:
         text = "accounting does not answer: limits, modes and graces of QOS are unknown"
-        return [SiteFinding("warn", "QOS", text, "find out why `sacctmgr show qos` fails")]
-    return []
-
-
-def other_findings(cluster: Cluster) -> list[SiteFinding]:
-    """Settings that are worth knowing about but need no action."""
-    findings = []
+        yield SiteFinding("warn", "QOS", text, "find out why `sacctmgr show qos` fails")
     if not cluster.gathers_usage:
         text = "JobAcctGatherType is none: Slurm cannot say how much memory a job used"
-        findings.append(SiteFinding("ok", "JobAcctGatherType", text))
+        yield SiteFinding("ok", "JobAcctGatherType", text)
     if "FORCEREQUEUEONFAIL" in cluster.prolog_flags:
         text = "Slurm itself requeues a job whose prolog fails (PrologFlags=ForceRequeueOnFail)"
-        findings.append(SiteFinding("ok", "PrologFlags", text))
-    return findings
+        yield SiteFinding("ok", "PrologFlags", text)

@@ -20,24 +20,17 @@ from slurmtrain.model.run.events.agent_events import (
     AgentStarted,
     ClockMeasured,
     HangDetected,
-    JobRequeue,
     JobSuspended,
     NodeEnded,
-    NodesKept,
     PreflightDone,
     RanksRestarted,
-    RanksStopping,
-    RendezvousReady,
-    WaitingForRun,
-    WaitingForSlot,
     WorkersStarted,
 )
-from slurmtrain.model.run.events.base import AnyEvent, Event, Payload, select
+from slurmtrain.model.run.events.base import AnyEvent, Event, select
 from slurmtrain.model.run.events.checkpoint_events import CheckpointRestored
 from slurmtrain.model.run.events.command_events import JobObserved, Submitting
 from slurmtrain.model.run.events.rank_events import (
     ExceptionRaised,
-    RankStopped,
     ScriptProgressed,
     SessionStarted,
     TrainingStarted,
@@ -52,11 +45,11 @@ KINDS = ("queue", "start", "preflight", "restore", "train", "stall", "stop", "lo
 # Microseconds, the resolution of journals: integers, so that the kinds add up to the total exactly.
 _TICKS = 1_000_000
 _END_OF_TIME = 1e12
-# Events that start another phase at their own time, whatever they contain. The others are in _phases_of().
-_PHASE_AFTER: Mapping[type[Payload], str] = {
-    AgentStarted: "start", WaitingForRun: "queue", WaitingForSlot: "queue", RendezvousReady: "start",
-    RanksRestarted: "start", TrainingStarted: "train", RanksStopping: "stop", NodesKept: "stop", RankStopped: "stop",
-    ExceptionRaised: "stop", JobRequeue: "stop", NodeEnded: "stop",
+# Kinds of events that start another phase at their own time, whatever they contain. The others are in _phases().
+_PHASE_AFTER = {
+    "agent": "start", "waiting": "queue", "waiting_for_slot": "queue", "rendezvous": "start", "restart": "start",
+    "total": "train", "stopping": "stop", "kept": "stop", "stopped": "stop", "raised": "stop", "requeue": "stop",
+    "end": "stop",
 }  # fmt: skip
 
 
@@ -200,40 +193,32 @@ def summed(attempts: Iterable[Attempt]) -> dict[str, float]:
     return {kind: ticks / _TICKS for kind, ticks in total.items()}
 
 
-class _Sweep:
-    """One pass over the time of an attempt. Phases follow each other; the rest replaces time of these."""
+def _swept(
+    begin: float, end: float, phases: Iterable[tuple[float, str]], covers: Iterable[tuple[str, float, float]]
+) -> dict[str, float]:
+    """Seconds by kind from ``begin`` to ``end``; anything outside is ignored.
 
-    def __init__(self, begin: float, end: float) -> None:
-        self._begin, self._end = _ticks(begin), _ticks(end)
-        self._phases: list[tuple[int, str]] = []
-        self._changes: list[tuple[int, str, int]] = []
-
-    def begins(self, at: float, phase: str) -> None:
-        """This phase begins at ``at`` and lasts until the next one; of two at the same time, the last added wins."""
-        self._phases.append((_ticks(at), phase))
-
-    def covers(self, kind: str, since: float, until: float) -> None:
-        """Training time in this interval is of this kind: a stall outranks a loss. ``queue`` replaces any time."""
+    A phase lasts until the next one; of two at the same time, the last wins. Training time that an interval covers is
+    of its kind: a stall outranks a loss. ``queue`` replaces any time.
+    """
+    spent = dict.fromkeys(KINDS, 0)
+    phase, at, last = "queue", _ticks(begin), _ticks(end)
+    covering = {"queue": 0, "stall": 0, "lost": 0}
+    marks = [(_ticks(when), name, 0) for when, name in phases]
+    for kind, since, until in covers:
         if until > since:
-            self._changes += [(_ticks(since), kind, 1), (_ticks(until), kind, -1)]
-
-    def seconds(self) -> dict[str, float]:
-        """Seconds by kind from the beginning to the end; anything outside is ignored."""
-        spent = dict.fromkeys(KINDS, 0)
-        phase, at = "queue", self._begin
-        covering = {"queue": 0, "stall": 0, "lost": 0}
-        marks: list[tuple[int, str, int]] = [(when, name, 0) for when, name in self._phases]
-        # The sort is stable: at the same moment a phase begins before anything covers it, and the last phase wins.
-        for when, name, change in sorted([*marks, *self._changes], key=lambda mark: mark[0]):
-            until = min(max(when, at), self._end)
-            spent[_kind(phase, covering)] += until - at
-            at = until
-            if change:
-                covering[name] += change
-            else:
-                phase = name
-        spent[_kind(phase, covering)] += self._end - at
-        return {kind: ticks / _TICKS for kind, ticks in spent.items()}
+            marks += [(_ticks(since), kind, 1), (_ticks(until), kind, -1)]
+    # The sort is stable: at the same moment a phase begins before anything covers it, and the last phase wins.
+    for when, name, change in sorted(marks, key=lambda mark: mark[0]):
+        stop = min(max(when, at), last)
+        spent[_kind(phase, covering)] += stop - at
+        at = stop
+        if change:
+            covering[name] += change
+        else:
+            phase = name
+    spent[_kind(phase, covering)] += last - at
+    return {kind: ticks / _TICKS for kind, ticks in spent.items()}
 
 
 def _kind(phase: str, covering: Mapping[str, int]) -> str:
@@ -269,20 +254,14 @@ def _summary(facts: AttemptFacts, progress: Progress, ended_at: float | None) ->
 
 
 def _seconds(summary: _Summary, queued_from: float, resumed_at: _Resumption | None) -> dict[str, float]:
-    sweep = _Sweep(queued_from, max(queued_from, summary.end))
-    for at, phase in _phases(summary):
-        sweep.begins(at, phase)
-    for since, until in summary.saves.stalls:
-        sweep.covers("stall", since, until)
-    for since, until in _thrown_away(summary.rounds, resumed_at):
-        sweep.covers("lost", since, until)
+    covers = [("stall", *stall) for stall in summary.saves.stalls]
+    covers += [("lost", *interval) for interval in _thrown_away(summary.rounds, resumed_at)]
     for event in select(summary.events, HangDetected):
         # No rank made progress until the hang was detected.
         idle = [float(rank["idle_s"]) for rank in event.payload.ranks if "idle_s" in rank]
-        sweep.covers("lost", event.time - min((each for each in idle if each > 0), default=0.0), event.time)
-    for suspended in select(summary.events, JobSuspended):
-        sweep.covers("queue", suspended.payload.since, suspended.time)
-    return sweep.seconds()
+        covers.append(("lost", event.time - min((each for each in idle if each > 0), default=0.0), event.time))
+    covers += [("queue", event.payload.since, event.time) for event in select(summary.events, JobSuspended)]
+    return _swept(queued_from, max(queued_from, summary.end), _phases(summary), covers)
 
 
 def _of_leader(events: Sequence[AnyEvent]) -> list[AnyEvent]:
@@ -349,27 +328,23 @@ def _phases(summary: _Summary) -> Iterator[tuple[float, str]]:
         yield at, "stop"
     number = 0
     for event in summary.events:
-        number += isinstance(event.payload, RanksRestarted)
-        yield from _phases_of(event, summary.rounds[number])
-
-
-def _phases_of(event: AnyEvent, current: _Round) -> Iterator[tuple[float, str]]:
-    payload = event.payload
-    if isinstance(payload, PreflightDone):
-        yield event.time - payload.seconds, "preflight"
-        yield event.time, "start"
-    elif isinstance(payload, WorkersStarted):
-        # A user script without a session does not journal when it begins to train.
-        yield event.time, "start" if current.has_session else "train"
-    elif isinstance(payload, CheckpointRestored):
-        yield event.time - payload.took_s, "restore"
-        yield event.time, "start"
-    elif isinstance(payload, HangDetected):
-        yield event.time, "stop"
-    elif isinstance(payload, NodeEnded) and payload.cause != "completed":
-        yield min(event.time, payload.failed_at or event.time), "stop"
-    if type(payload) in _PHASE_AFTER:
-        yield event.time, _PHASE_AFTER[type(payload)]
+        payload = event.payload
+        number += isinstance(payload, RanksRestarted)
+        if isinstance(payload, PreflightDone):
+            yield event.time - payload.seconds, "preflight"
+            yield event.time, "start"
+        elif isinstance(payload, WorkersStarted):
+            # A user script without a session does not journal when it begins to train.
+            yield event.time, "start" if summary.rounds[number].has_session else "train"
+        elif isinstance(payload, CheckpointRestored):
+            yield event.time - payload.took_s, "restore"
+            yield event.time, "start"
+        elif isinstance(payload, HangDetected):
+            yield event.time, "stop"
+        elif isinstance(payload, NodeEnded) and payload.cause != "completed":
+            yield min(event.time, payload.failed_at or event.time), "stop"
+        if payload.kind in _PHASE_AFTER:
+            yield event.time, _PHASE_AFTER[payload.kind]
 
 
 def _thrown_away(rounds: Sequence[_Round], resumed_at: _Resumption | None) -> Iterator[tuple[float, float]]:

@@ -6,37 +6,31 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from slurmtrain.model.run.events.base import AnyEvent, Payload, UnknownEvent
+from slurmtrain.model.run.events.base import AnyEvent, UnknownEvent
 from slurmtrain.model.run.events.checkpoint_events import (
-    CheckpointFound,
-    CheckpointPruned,
     CheckpointRecord,
-    CheckpointRejected,
     CheckpointRestored,
     CheckpointSaved,
-    CheckpointVerified,
-    QuotaExceeded,
     SaveFailed,
     SaveIntervalChosen,
 )
-from slurmtrain.model.run.events.command_events import SaveRequested
-from slurmtrain.model.run.events.rank_events import RankMeasured, StateRegistered, TrainingCompleted
 from slurmtrain.model.run.layout import node_of
 
 # Sorts before every event.
 NEVER = (0.0, "", -1)
 Order = tuple[float, str, int]
 
-# Events that are not kept individually: their effect is summarised here and in the list of checkpoints.
-_SUMMARISED: tuple[type[Payload], ...] = (
-    CheckpointSaved, SaveFailed, SaveIntervalChosen, CheckpointPruned, CheckpointRejected, CheckpointVerified,
-    CheckpointFound, QuotaExceeded, StateRegistered, TrainingCompleted, RankMeasured, SaveRequested, UnknownEvent,
+# Kinds of events that are not kept individually: their effect is summarised here and in the list of checkpoints.
+_SUMMARISED = frozenset(
+    {"saved", "save_failed", "interval", "pruned", "rejected", "verified", "found", "over_quota", "registered",
+     "finished", "measured", "asked"}
 )  # fmt: skip
 
 
 def is_summarised(event: AnyEvent) -> bool:
     """Whether an event only goes into a :class:`SaveLog`. Events of agents do not: they are few, and nodes matter."""
-    return isinstance(event.payload, _SUMMARISED) and not node_of(event.source)
+    is_of_kind = event.kind in _SUMMARISED or isinstance(event.payload, UnknownEvent)
+    return is_of_kind and not node_of(event.source)
 
 
 @dataclass(slots=True)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from functools import singledispatch
 from typing import Any
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
@@ -12,10 +11,7 @@ from slurmtrain.model.run.events.agent_events import (
     AgentStarted,
     ClockMeasured,
     CommandCompleted,
-    HangDetected,
-    HangLimitRaised,
     JobRequeue,
-    NetworkElected,
     NodeEnded,
     NodesJoined,
     NodesKept,
@@ -27,14 +23,13 @@ from slurmtrain.model.run.events.agent_events import (
     RanksResumed,
     RendezvousReady,
     RequeueFailed,
-    StragglerDetected,
     SurplusStart,
     WaitingForRun,
     WaitingForSlot,
     WorkersStarted,
 )
 from slurmtrain.model.run.events.base import AnyEvent, Payload, select
-from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointPassedOver, CheckpointRestored
+from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointRestored
 from slurmtrain.model.run.events.command_events import (
     JobObserved,
     JobReplaced,
@@ -43,13 +38,7 @@ from slurmtrain.model.run.events.command_events import (
     Unstarted,
     UpstreamFailed,
 )
-from slurmtrain.model.run.events.rank_events import (
-    HardwareCompared,
-    ScriptProgressed,
-    ScriptUnread,
-    SessionStarted,
-    SharesChosen,
-)
+from slurmtrain.model.run.events.rank_events import ScriptProgressed, ScriptUnread, SessionStarted
 from slurmtrain.model.run.job_state import ABSENT, is_final
 from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
@@ -130,7 +119,8 @@ def read_attempt(key: str, facts: AttemptFacts, progress: Progress, cancels: Seq
         interval=facts.saves.interval,
     )
     for event in facts.events:
-        attempt = _apply(event.payload, attempt, event)
+        if changes := _changes(attempt, event):
+            attempt = replace(attempt, **changes)
     # Metrics are written after each step, events about steps only now and then.
     if progress.last_step is not None:
         attempt = replace(attempt, last_step=progress.last_step)
@@ -162,38 +152,33 @@ def number_attempts(attempts: Mapping[str, Attempt], facts: Mapping[str, Attempt
     return numbered
 
 
-# --- one kind of event each -------------------------------------------------------------------------------------------
-
-
-# Fields that list all events of a kind, with their times, and fields that have the last one.
-_LISTS: Mapping[type[Payload], str] = {
-    CheckpointPassedOver: "passed_over", RanksRestarted: "restarts", HangDetected: "hangs",
-    HangLimitRaised: "raised_limits", StragglerDetected: "stragglers", SharesChosen: "shares",
+# Kinds of events that an attempt lists, with their times, and kinds of which it has the last one; each with its field.
+_LISTS = {
+    "passed_over": "passed_over", "restart": "restarts", "hang": "hangs", "hang_limit": "raised_limits",
+    "straggler": "stragglers", "shares": "shares",
 }  # fmt: skip
-_LAST: Mapping[type[Payload], str] = {NetworkElected: "network", HardwareCompared: "hardware"}
+_LAST = {"election": "network", "hardware": "hardware"}
 
 
-@singledispatch
-def _apply(payload: Payload, attempt: Attempt, event: AnyEvent) -> Attempt:
-    """The attempt after this event; most kinds do not change it."""
-    kind = type(payload)
-    changes: dict[str, Any] = {}
-    if (activity := _activity(payload)) is not None:
-        changes["reason"] = activity
-    if kind in _LISTS:
-        before = getattr(attempt, _LISTS[kind])
-        changes[_LISTS[kind]] = (*before, {"at": event.time, **payload.known_json()})
-    elif kind in _LAST:
-        changes[_LAST[kind]] = payload.known_json()
-    return replace(attempt, **changes) if changes else attempt
+def _changes(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
+    """The fields of an attempt that an event changes; for most kinds there are none."""
+    payload = event.payload
+    if (field := _LISTS.get(payload.kind)) is not None:
+        changes = {field: (*getattr(attempt, field), {"at": event.time, **payload.known_json()})}
+    elif payload.kind in _LAST:
+        changes = {_LAST[payload.kind]: payload.known_json()}
+    else:
+        changes = _changes_by_job(attempt, event) or _changes_by_command(attempt, event)
+    activity = _activity(payload)
+    return changes if activity is None else {**changes, "reason": activity}
 
 
 def _activity(payload: Payload) -> str | None:
     """What an attempt does from this event on, or waits for, as long as it has not ended; None: no change."""
     match payload:
-        case RanksRestarted() | NodesJoined() | RanksResumed():
+        case RanksRestarted() | NodesJoined() | RanksResumed() | RendezvousReady():
             return ""
-        case ScriptUnread(why=why) | NodesKept(why=why):
+        case ScriptUnread(why=why) | NodesKept(why=why) | RanksApart(why=why):
             return why
         case RanksPaused(step=step, activity=activity):
             after = f" after step {step}" if step is not None else ""
@@ -216,127 +201,86 @@ def _activity(payload: Payload) -> str | None:
     return None
 
 
-@_apply.register
-def _(payload: Submitting, attempt: Attempt, event: AnyEvent) -> Attempt:
-    pack = payload.pack or {}
-    runs = pack.get("runs")
-    return replace(
-        attempt,
-        number=payload.attempt + attempt.restart,
-        submission=payload.submission,
-        submitted_at=event.time,
-        overrides=tuple(payload.overrides),
-        from_start=payload.from_start,
-        submitted_from=payload.host,
-        without=tuple(payload.without or ()),
-        inherited=dict(payload.inherited or {}),
-        executor=payload.executor,
-        asked_by=payload.by,
-        policy=payload.requeue,
-        pack=runs if isinstance(runs, int) and runs > 1 else 1,
-        share_gpu=bool(pack.get("share_gpu")),
-    )
+def _changes_by_command(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
+    """As :func:`_changes`, for events of commands."""
+    match event.payload:
+        case Submitting() as submitting:
+            pack = submitting.pack or {}
+            runs = pack.get("runs")
+            return {
+                "number": submitting.attempt + attempt.restart,
+                "submission": submitting.submission,
+                "submitted_at": event.time,
+                "overrides": tuple(submitting.overrides),
+                "from_start": submitting.from_start,
+                "submitted_from": submitting.host,
+                "without": tuple(submitting.without or ()),
+                "inherited": dict(submitting.inherited or {}),
+                "executor": submitting.executor,
+                "asked_by": submitting.by,
+                "policy": submitting.requeue,
+                "pack": runs if isinstance(runs, int) and runs > 1 else 1,
+                "share_gpu": bool(pack.get("share_gpu")),
+            }
+        case Submitted(process=process):
+            return {"handed_over": True, "processes": (*attempt.processes, *([process] if process else []))}
+        case JobObserved(state=state) if state == ABSENT:
+            # Slurm may only be slow to answer: the job counts as gone once it has been unknown for a while.
+            return {"absent_since": attempt.absent_since or event.time}
+        case JobObserved(state=state) if not is_final(state or ""):
+            return {"handed_over": True, "absent_since": None}
+        case JobObserved(started_at=started_at):
+            # Slurm knows when a job began, even if the job died before its agent could journal it.
+            return {"started_at": attempt.started_at or started_at}
+    return {}
 
 
-@_apply.register
-def _(payload: Submitted, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    processes = (*attempt.processes, payload.process) if payload.process else attempt.processes
-    return replace(attempt, handed_over=True, processes=processes)
-
-
-@_apply.register
-def _(payload: AgentStarted, attempt: Attempt, event: AnyEvent) -> Attempt:
-    # Slurm manages the processes of its own jobs.
-    is_ours = payload.executor == "local" and payload.process
-    return replace(
-        attempt,
-        # A command may have been killed before it noted that the job was handed over.
-        state="running",
-        handed_over=True,
-        number=attempt.number or payload.attempt,
-        submission=attempt.submission or payload.submission or 0,
-        started_at=event.time if attempt.started_at is None else min(attempt.started_at, event.time),
-        processes=(*attempt.processes, payload.process) if is_ours and payload.process else attempt.processes,
-        absent_since=None,
-    )
-
-
-@_apply.register
-def _(payload: WaitingForRun | WaitingForSlot, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return replace(attempt, state="pending", reason=_activity(payload) or "")
-
-
-@_apply.register
-def _(payload: RendezvousReady, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    node = str(payload.node)
-    return replace(
-        attempt,
-        state="running",
-        reason="",
-        master_addr=payload.master_addr,
-        master_port=payload.master_port,
-        interfaces={**attempt.interfaces, attempt.hosts.get(node, node): str(payload.interface)},
-    )
-
-
-@_apply.register
-def _(payload: ClockMeasured, attempt: Attempt, event: AnyEvent) -> Attempt:
-    clock = {name: getattr(payload, name) for name in _CLOCK}
-    return replace(attempt, clock={**attempt.clock, _host(attempt, event): clock})
-
-
-@_apply.register
-def _(payload: PreflightDone, attempt: Attempt, event: AnyEvent) -> Attempt:
-    findings = [{name: finding.get(name) for name in _FINDING} for finding in payload.findings]
-    return replace(attempt, checks={**attempt.checks, _host(attempt, event): findings})
-
-
-def _host(attempt: Attempt, event: AnyEvent) -> str:
-    """The host whose agent wrote this event; its node number if the host is unknown."""
+def _changes_by_job(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
+    """As :func:`_changes`, for events of agents and ranks."""
     node = node_of(event.source)
-    return attempt.hosts.get(node, f"node {node}")
-
-
-@_apply.register
-def _(payload: WorkersStarted, attempt: Attempt, event: AnyEvent) -> Attempt:
-    # Only local attempts know a process before their workers start; Slurm manages the processes of its own jobs.
-    workers = payload.processes.values() if attempt.processes else ()
-    # Node 0 looks for a checkpoint just before, and the clocks of nodes differ.
-    began_from = attempt.left if node_of(event.source) == "0" else attempt.began_from
-    return replace(attempt, processes=(*attempt.processes, *workers), began_from=began_from)
-
-
-@_apply.register
-def _(payload: CheckpointFound, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return replace(attempt, left=payload.fingerprint)
-
-
-@_apply.register
-def _(payload: SessionStarted | CheckpointRestored | ScriptProgressed, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    step = payload.step
-    if step is None and isinstance(payload, ScriptProgressed):
-        return attempt
-    attempt = replace(attempt, round_step=step or 0)
-    # In the first round, this is also where the attempt starts.
-    return attempt if attempt.restarts else replace(attempt, first_step=step or 0, last_step=step or 0)
-
-
-@_apply.register
-def _(payload: JobObserved, attempt: Attempt, event: AnyEvent) -> Attempt:
-    if payload.state == ABSENT:
-        # Slurm may only be slow to answer: the job counts as gone once it has been unknown for a while.
-        return replace(attempt, absent_since=attempt.absent_since or event.time)
-    if not is_final(payload.state or ""):
-        return replace(attempt, handed_over=True, absent_since=None)
-    # Slurm knows when a job began, even if the job died before its agent could journal it.
-    return replace(attempt, started_at=attempt.started_at or payload.started_at)
-
-
-@_apply.register
-def _(payload: RanksApart, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return replace(attempt, evidence={**attempt.evidence, APART: payload.why}, reason=payload.why)
-
-
-@_apply.register
-def _(payload: NodeEnded, attempt: Attempt, _event: AnyEvent) -> Attempt:
-    return replace(attempt, last_word=True, evidence={**attempt.evidence, **payload.evidence})
+    host = attempt.hosts.get(node, f"node {node}")
+    match event.payload:
+        case AgentStarted() as agent:
+            # Slurm manages the processes of its own jobs.
+            own = [agent.process] if agent.executor == "local" and agent.process else []
+            return {
+                "state": "running",
+                # A command may have been killed before it noted that the job was handed over.
+                "handed_over": True,
+                "number": attempt.number or agent.attempt,
+                "submission": attempt.submission or agent.submission or 0,
+                "started_at": event.time if attempt.started_at is None else min(attempt.started_at, event.time),
+                "processes": (*attempt.processes, *own),
+                "absent_since": None,
+            }
+        case WaitingForRun() | WaitingForSlot():
+            return {"state": "pending"}
+        case RendezvousReady(node=number, master_addr=address, master_port=port, interface=interface):
+            own_host = attempt.hosts.get(str(number), str(number))
+            interfaces = {**attempt.interfaces, own_host: str(interface)}
+            return {"state": "running", "master_addr": address, "master_port": port, "interfaces": interfaces}
+        case ClockMeasured() as clock:
+            return {"clock": {**attempt.clock, host: {name: getattr(clock, name) for name in _CLOCK}}}
+        case PreflightDone(findings=findings):
+            kept = [{name: finding.get(name) for name in _FINDING} for finding in findings]
+            return {"checks": {**attempt.checks, host: kept}}
+        case WorkersStarted(processes=processes):
+            # Only local attempts know a process before their workers start; Slurm manages the processes of its own.
+            workers = processes.values() if attempt.processes else ()
+            # Node 0 looks for a checkpoint just before, and the clocks of nodes differ.
+            began_from = attempt.left if node == "0" else attempt.began_from
+            return {"processes": (*attempt.processes, *workers), "began_from": began_from}
+        case CheckpointFound(fingerprint=fingerprint):
+            return {"left": fingerprint}
+        case ScriptProgressed(step=None):
+            return {}
+        case SessionStarted(step=step) | CheckpointRestored(step=step) | ScriptProgressed(step=step):
+            begun = step or 0
+            # In the first round, this is also where the attempt starts.
+            first = {} if attempt.restarts else {"first_step": begun, "last_step": begun}
+            return {"round_step": begun, **first}
+        case RanksApart(why=why):
+            return {"evidence": {**attempt.evidence, APART: why}}
+        case NodeEnded(evidence=evidence):
+            return {"last_word": True, "evidence": {**attempt.evidence, **evidence}}
+    return {}

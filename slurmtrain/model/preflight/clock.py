@@ -101,30 +101,8 @@ def judge_clocks(
         measured.setdefault(0, ClockOffset(0.0, 0.0, 0))
     nodes = sorted({*offsets, *disciplines})
     names = {node: hosts.get(node, f"node {node}") for node in {*nodes, 0}}
-    comparison = _Comparison(measured, _choose_reference(measured, disciplines, limits), names, limits)
-    findings = {node: _judge_clock(node, comparison, disciplines.get(node, {})) for node in nodes}
-    return {node: apply_level(finding, limits.level) for node, finding in findings.items()}
-
-
-def _judge_clock(node: int, comparison: _Comparison, discipline: Mapping[str, Any]) -> Finding:
-    span, disciplined = comparison.span(node), discipline.get("disciplined")
-    description, compared = str(discipline.get("description", "no time service answers")), comparison.describe(node)
-    status = "pass" if span is None else comparison.status(span)
-    if status == "pass" and disciplined is not True:
-        status = "warn"
-    offset = None
-    if span is not None:
-        offset = ClockOffset(span.middle, span.bound, comparison.measured[node].samples)
-    # Journals contain the key "said".
-    evidence = {**clock_record(offset, discipline), "said": description}
-    if status != "pass":
-        evidence["advice"] = ADVICE
-    # Mention what keeps a clock if nothing does, or if nothing else is known.
-    mention = disciplined is not True or span is None or not compared
-    return Finding(CHECK, status, "; ".join([*compared, description] if mention else compared), evidence)
-
-
-# --- what is compared -------------------------------------------------------------------------------------------
+    comparison = _Comparison(measured, *_choose_reference(measured, disciplines, limits), names, limits)
+    return {node: apply_level(comparison.judge(node, disciplines.get(node, {})), limits.level) for node in nodes}
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,109 +134,103 @@ class _Span:
         return max(self.low, -self.high, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Reference:
-    """The time that clocks are compared with: how far it is ahead of node 0's clock, and the nodes that agree on it."""
-
-    span: _Span
-    nodes: frozenset[int]
-
-
-_NODE_0 = _Reference(_Span(0.0, 0.0), frozenset({0}))
+_NODE_0 = _Span(0.0, 0.0), frozenset({0})
 
 
 def _choose_reference(
     measured: Mapping[int, ClockOffset], disciplines: Mapping[int, Mapping[str, Any]], limits: ClockCheck
-) -> _Reference:
-    """Node 0's clock, unless that is the wrong one."""
-    if len(measured) < 2:
-        return _NODE_0
+) -> tuple[_Span, frozenset[int]]:
+    """The time to compare clocks with: how far it is ahead of node 0's clock, and the nodes that agree on it.
+
+    It is node 0's clock, unless that is the wrong one.
+    """
+    spans = {node: _Span.from_offset(offset) for node, offset in measured.items()}
     # Of two clocks neither has a majority: only a service that is known not to work decides.
-    if len(measured) == 2:
-        [other] = [node for node in measured if node != 0]
-        unsynchronised = [node for node in measured if disciplines.get(node, {}).get("disciplined") is False]
-        span = _Span.from_offset(measured[other])
-        if span.certain > limits.warn_ms / 1e3 and unsynchronised == [0]:
-            return _Reference(span, frozenset({other}))
+    if len(spans) == 2:
+        [other] = [node for node in spans if node != 0]
+        unsynchronised = [node for node in spans if disciplines.get(node, {}).get("disciplined") is False]
+        is_wrong = spans[other].certain > limits.warn_ms / 1e3 and unsynchronised == [0]
+        return (spans[other], frozenset({other})) if is_wrong else _NODE_0
+    if len(spans) < 2:
         return _NODE_0
     # The median's span runs from the median of the lower ends to the median of the upper ends.
-    spans = {node: _Span.from_offset(offset) for node, offset in measured.items()}
     median = _Span(median_low(span.low for span in spans.values()), median_low(span.high for span in spans.values()))
     # Prefer a majority that agrees closely to one that agrees roughly.
     for limit_ms in (limits.warn_ms, limits.fail_ms):
         agreeing = frozenset(node for node, span in spans.items() if span.minus(median).certain <= limit_ms / 1e3)
         if 2 * len(agreeing) > len(spans) and 0 not in agreeing:
-            return _Reference(median, agreeing)
+            return median, agreeing
     return _NODE_0
-
-
-# --- descriptions -----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """The clocks that were measured, compared with the reference."""
+    """The clocks that were measured, compared with a ``reference`` on which the ``agreeing`` nodes agree."""
 
     measured: Mapping[int, ClockOffset]
-    reference: _Reference
+    reference: _Span
+    agreeing: frozenset[int]
     names: Mapping[int, str]
     limits: ClockCheck
 
-    def span(self, node: int) -> _Span | None:
-        """How far a node's clock is ahead of the reference; None if it was not measured."""
-        if node not in self.measured:
-            return None
-        # Compared with itself it would be uncertain by its own bound, twice.
-        if self.reference.nodes == {node}:
-            return _Span(0.0, 0.0)
-        return _Span.from_offset(self.measured[node]).minus(self.reference.span)
+    def judge(self, node: int, discipline: Mapping[str, Any]) -> Finding:
+        """The finding of one node's clock."""
+        span, disciplined = None, discipline.get("disciplined")
+        if node in self.measured:
+            # Compared with itself it would be uncertain by its own bound, twice.
+            is_reference = self.agreeing == {node}
+            span = _Span(0.0, 0.0) if is_reference else _Span.from_offset(self.measured[node]).minus(self.reference)
+        offset = None if span is None else ClockOffset(span.middle, span.bound, self.measured[node].samples)
+        description, compared = (
+            str(discipline.get("description", "no time service answers")),
+            self._describe(node, span),
+        )
+        status = "pass" if span is None else self._status(span)
+        if status == "pass" and disciplined is not True:
+            status = "warn"
+        # Journals contain the key "said".
+        evidence = {**clock_record(offset, discipline), "said": description}
+        if status != "pass":
+            evidence["advice"] = ADVICE
+        # Mention what keeps a clock if nothing does, or if nothing else is known.
+        mention = disciplined is not True or span is None or not compared
+        return Finding(CHECK, status, "; ".join(filter(None, [compared, description if mention else ""])), evidence)
 
-    def status(self, span: _Span) -> str:
+    def _status(self, span: _Span) -> str:
         """Pass, warn or fail, by the certain part of the offset."""
         if span.certain > self.limits.fail_ms / 1e3:
             return "fail"
         uncertain = span.bound > self.limits.fail_ms / 1e3
         return "warn" if uncertain or span.certain > self.limits.warn_ms / 1e3 else "pass"
 
-    def describe(self, node: int) -> list[str]:
-        """How far a clock is from the others, as phrases; none for the clock of the only node."""
-        span, others = self.span(node), len(self.measured) - 1
+    def _describe(self, node: int, span: _Span | None) -> str:
+        """How far a clock is from the others, as a phrase; empty for the clock of the only node."""
+        others = len(self.measured) - 1
         if span is None:
-            return [f"not compared with {self.names[0]}"] if len(self.names) > 1 else []
+            return f"not compared with {self.names[0]}" if len(self.names) > 1 else ""
         if others == 0:
-            return []
-        if self.reference.nodes == {node}:
+            return ""
+        if self.agreeing == {node}:
             other = next(measured for measured in self.measured if measured != node)
-            subject = f"{self.names[other]} is" if others == 1 else f"the other {others} nodes are"
-            return [f"{subject} compared with it"]
+            return f"{f'{self.names[other]} is' if others == 1 else f'the other {others} nodes are'} compared with it"
+        distance = f"within {_length(max(abs(span.low), abs(span.high)))} of"
+        remarks = []
+        if span.certain > 0:
+            distance = f"{_length(abs(span.middle))} {'ahead of' if span.middle > 0 else 'behind'}"
+            remarks.append(f"± {_length(span.bound)}")
         warn, fail = self.limits.warn_ms / 1e3, self.limits.fail_ms / 1e3
-        remarks = [f"± {_length(span.bound)}"] if span.certain > 0 and self._is_narrow(span) else []
-        match self.status(span):
+        match self._status(span):
             case "fail":
                 remarks.append(f"limit {_length(fail)}")
             case "warn" if span.certain > warn:
                 remarks.append(f"warning from {_length(warn)}")
             case "warn":
                 remarks.append(f"too uncertain for a limit of {_length(fail)}")
-        agreeing = self.reference.nodes - {node}
-        if len(self.reference.nodes) == 1:
-            name = self.names[next(iter(agreeing))]
-        else:
-            name = f"{'the' if len(agreeing) == others else f'{len(agreeing)} of the'} other {others} nodes"
-        return [f"{self._distance(span)} {name}" + (f" ({', '.join(remarks)})" if remarks else "")]
-
-    def _is_narrow(self, span: _Span) -> bool:
-        """Whether its bound is too small to matter."""
-        return span.bound <= self.limits.warn_ms / 1e3
-
-    def _distance(self, span: _Span) -> str:
-        if span.certain == 0:
-            if self._is_narrow(span):
-                return f"within {_length(max(abs(span.low), abs(span.high)))} of"
-            return f"between {_length(abs(span.low))} behind and {_length(span.high)} ahead of"
-        near, far = sorted((abs(span.low), abs(span.high)))
-        size = _length(abs(span.middle)) if self._is_narrow(span) else f"between {_length(near)} and {_length(far)}"
-        return f"{size} {'ahead of' if span.middle > 0 else 'behind'}"
+        rest = self.agreeing - {node}
+        name = f"{'the' if len(rest) == others else f'{len(rest)} of the'} other {others} nodes"
+        if len(self.agreeing) == 1:
+            name = self.names[next(iter(rest))]
+        return f"{distance} {name}" + (f" ({', '.join(remarks)})" if remarks else "")
 
 
 def _length(seconds: float) -> str:

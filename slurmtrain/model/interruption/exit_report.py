@@ -194,6 +194,10 @@ class ExitReport:
         """Read the result of :meth:`to_dict`."""
         return cls(**{name: plain[name] for name in cls._JOURNALED})
 
+    def adding(self, reason: str) -> ExitReport:
+        """The report with a further ``reason``, unless that is empty or the ranks completed."""
+        return self if self.cause == "completed" or not reason else replace(self, reason=f"{self.reason}; {reason}")
+
     @property
     def blame(self) -> tuple[bool, bool, float]:
         """Of several nodes' reports, the one that sorts first is the cause: failures come before stops by a signal."""
@@ -285,19 +289,17 @@ def report_standby(attempt_report: ExitReport) -> ExitReport:
     return replace(attempt_report, cascade=attempt_report.cause != "completed", failed_at=None)
 
 
-def report_attempt(
-    reports: Sequence[ExitReport], hang: HangEvidence | None = None, lost: LostNodes | None = None
-) -> ExitReport:
+def report_attempt(reports: Sequence[ExitReport], hang: str | None = None, lost: LostNodes | None = None) -> ExitReport:
     """The report of the node that caused the others to end, amended with what only node 0 knows.
 
-    ``reports``: the reports of all nodes that made one. ``hang``: the conclusion from all nodes' reports of a hang.
-    ``lost``: nodes with ranks whose agents are gone.
+    ``reports``: the reports of all nodes that made one. ``hang``: which ranks block all others, as a sentence without a
+    full stop. ``lost``: nodes with ranks whose agents are gone.
     """
     failed = [report for report in reports if report.cause != "completed"]
     report = min(failed, key=lambda each: each.blame) if failed else reports[0]
     if report.cause == "hang" and hang is not None:
         # The rank that blocks the others is known; nodes that fell silent meanwhile are a consequence.
-        return amend(report, hang)
+        return replace(report, reason=hang)
     return report if lost is None else amend(report, lost)
 
 
@@ -317,13 +319,6 @@ class KernelEvidence:
     own: bool = True
     memory_limit: int | None = None
     xids: Sequence[Mapping[str, Any]] = ()
-
-
-@dataclass(frozen=True, slots=True)
-class HangEvidence:
-    """Which ranks block all others, as a sentence without a full stop."""
-
-    reason: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -366,50 +361,47 @@ class StopCause:
     evidence: Mapping[str, Any] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class ExclusionProblem:
-    """Why the nodes to blame cannot be excluded from the next start, as a sentence without a full stop."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class Displacement:
-    """What has happened to the run's directory meanwhile, as a sentence without a full stop; empty if nothing has."""
-
-    reason: str
-
-
-Evidence = KernelEvidence | HangEvidence | LostNodes | NodeZeroCompleted | StopCause | Displacement | ExclusionProblem
+Evidence = KernelEvidence | LostNodes | NodeZeroCompleted | StopCause
 
 
 def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
-    """The report amended with later evidence: the only place that makes one report from another.
+    """The report amended with later evidence; what explains it further goes through :meth:`ExitReport.adding`.
 
     In the order of arrival:
 
     * :class:`KernelEvidence`, on each node once its ranks have ended: added to ``evidence``; a crash for lack of memory
       becomes ``oom``.
-    * :class:`HangEvidence`, at node 0 once all nodes have reported: says which ranks hang.
     * :class:`LostNodes`, at node 0: unless the ranks completed, a lost node is the cause (``node_fail``) and is
       excluded from the next start. After a signal, the same signal may have ended it: then it is only added to
       ``evidence``.
     * :class:`NodeZeroCompleted`, at node 0: added to ``reason`` and ``evidence`` if the time limit ended the others.
     * :class:`StopCause`, once Slurm has answered: says what the signal stood for. If the job runs on, Slurm did not end
       it; if nodes are missing as well, srun ended the other tasks because of them (``node_fail``).
-    * :class:`Displacement`, on each node at the end: added to ``reason``, unless the ranks completed.
-    * :class:`ExclusionProblem`, at node 0 before the job is requeued: added to ``reason``; no node is excluded.
     """
     match evidence:
         case KernelEvidence():
-            return _amend_by_kernel(report, evidence)
-        case HangEvidence():
-            return replace(report, reason=evidence.reason)
-        case LostNodes():
-            return _amend_by_lost_nodes(report, evidence)
-        case NodeZeroCompleted():
-            if report.cause != "timeout":
-                return report
+            more: dict[str, Any] = {}
+            if evidence.oom_kills:
+                more |= {"oom_kills": evidence.oom_kills, "memory_limit": evidence.memory_limit}
+            if evidence.xids:
+                more["xids"] = list(evidence.xids)
+            # The other failures follow from the first one.
+            failures = report.failures[:1] if report.cause == "crash" else ()
+            for oom in filter(None, (oom_reason(failure, evidence) for failure in failures)):
+                report = replace(report, cause="oom", reason=f"{oom}; {report.reason}")
+            return replace(report, evidence={**report.evidence, **more}) if more else report
+        case LostNodes(names=names) if report.signal is not None:
+            # Only Slurm can tell which caused the other: the StopCause that follows decides.
+            return replace(report, evidence={**report.evidence, "gone": list(names)})
+        case LostNodes() if report.cause != "completed":
+            return ExitReport(
+                cause="node_fail",
+                reason=_describe_gone(evidence.names),
+                # Ranks notice a lost node before its agent counts as gone.
+                failed_at=report.failed_at or evidence.at,
+                without=evidence.hosts,
+            )
+        case NodeZeroCompleted() if report.cause == "timeout":
             still = f"the command of node 0 had completed, and {', '.join(evidence.names)} still ran"
             return replace(
                 report,
@@ -426,11 +418,7 @@ def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
                 reason = _describe_gone(missing)
                 return replace(report, cause="node_fail", reason=reason, signal=None, without=missing)
             return replace(report, cause=evidence.cause, reason=evidence.why, sure=evidence.sure)
-        case Displacement(reason):
-            untouched = report.cause == "completed" or not reason
-            return report if untouched else replace(report, reason=f"{report.reason}; {reason}")
-        case ExclusionProblem():
-            return replace(report, reason=f"{report.reason}; {evidence.reason}", without=())
+    return report
 
 
 def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None:
@@ -465,34 +453,6 @@ def is_of_gpu_memory(failures: Sequence[Mapping[str, Any]]) -> bool:
 
 def _last_words(failure: Mapping[str, Any]) -> str:
     return "\n".join([failure.get("error") or "", *(failure.get("last_lines") or ())[-_MEMORY_LINES:]])
-
-
-def _amend_by_kernel(report: ExitReport, kernel: KernelEvidence) -> ExitReport:
-    more: dict[str, Any] = {}
-    if kernel.oom_kills:
-        more |= {"oom_kills": kernel.oom_kills, "memory_limit": kernel.memory_limit}
-    if kernel.xids:
-        more["xids"] = list(kernel.xids)
-    # The other failures follow from the first one.
-    reasons = [oom_reason(failure, kernel) for failure in report.failures[:1] if report.cause == "crash"]
-    if reasons and reasons[0] is not None:
-        report = replace(report, cause="oom", reason=f"{reasons[0]}; {report.reason}")
-    return replace(report, evidence={**report.evidence, **more}) if more else report
-
-
-def _amend_by_lost_nodes(report: ExitReport, lost: LostNodes) -> ExitReport:
-    # Only Slurm can tell which caused the other: the StopCause that follows decides.
-    if report.signal is not None:
-        return replace(report, evidence={**report.evidence, "gone": list(lost.names)})
-    if report.cause == "completed":
-        return report
-    return ExitReport(
-        cause="node_fail",
-        reason=_describe_gone(lost.names),
-        # Ranks notice a lost node before its agent counts as gone.
-        failed_at=report.failed_at or lost.at,
-        without=lost.hosts,
-    )
 
 
 def _describe_gone(names: Sequence[str]) -> str:

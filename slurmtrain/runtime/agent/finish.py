@@ -29,7 +29,7 @@ from typing import Protocol
 from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.experiment.sections import RequeueSpec
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.interruption.exit_report import AttemptOutcome, Displacement, ExclusionProblem, ExitReport, amend
+from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport, amend
 from slurmtrain.model.interruption.policy import (
     BatchMemory,
     Decision,
@@ -187,9 +187,9 @@ class AttemptFinish:
         ``outcome``: how the attempt ended. ``requeue``: the spec's rules. ``began``: the checkpoint that the last ranks
         started from. ``find_newest``: finds the newest one.
         """
-        displacement = Displacement(self.displacement())
-        node_report = amend(self._with_stop_cause(outcome.node_report), displacement)
-        attempt_report = amend(self._with_stop_cause(outcome.attempt_report), displacement)
+        displacement = self.displacement()
+        node_report = self._with_stop_cause(outcome.node_report).adding(displacement)
+        attempt_report = self._with_stop_cause(outcome.attempt_report).adding(displacement)
         # Commands restart local runs: no process of a local job is left that could.
         if self._node.index != 0 or self._queue is None:
             self._end(node_report, attempt_report)
@@ -205,7 +205,7 @@ class AttemptFinish:
             shared = shares_memory(pack.runs, share_gpu=pack.share_gpu, of_gpu=latest.of_gpu)
             latest = replace(latest, shared=shared)
         decision = ask_policy(self._attempt, latest, requeue)
-        if decision.again and displacement.reason:
+        if decision.again and displacement:
             # Commands submit it anew: the job's own files are where the run was.
             self._journal_end(node_report)
             return False
@@ -218,7 +218,7 @@ class AttemptFinish:
         without = attempt_report.without if decision.again else ()
         problem = self._queue.exclusion_problem(self._node.job_id, without) if without else None
         if problem is not None:
-            node_report, without = amend(node_report, ExclusionProblem(problem)), ()
+            node_report, without = replace(node_report.adding(problem), without=()), ()
         # On the same nodes the preflight would fail again.
         again = decision.again and not (attempt_report.cause == "preflight" and not without)
         if not again:

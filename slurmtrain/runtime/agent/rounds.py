@@ -28,7 +28,6 @@ from slurmtrain.model.interruption.exit_report import (
     NODE_0_COMPLETED,
     AttemptOutcome,
     ExitReport,
-    HangEvidence,
     LostNodes,
     NodeZeroCompleted,
     StopRequest,
@@ -314,7 +313,7 @@ class Rounds:
         )
         report = report_attempt(
             [result.report for result in results.values()],
-            hang=HangEvidence(find_culprits(states)[1]) if states else None,
+            hang=find_culprits(states)[1] if states else None,
             lost=lost_nodes if members else None,
         )
         return report if self._completed_before is None else amend(report, self._completed_before)

@@ -12,10 +12,8 @@ from slurmtrain.model.interruption.exit_report import (
     NODE_0_COMPLETED,
     STOPPED,
     Evidence,
-    ExclusionProblem,
     Exit,
     ExitReport,
-    HangEvidence,
     KernelEvidence,
     LostNodes,
     NodeZeroCompleted,
@@ -164,7 +162,6 @@ COMPLETED = ExitReport(cause="completed", reason="")
 CRASH = ExitReport(cause="crash", reason="rank 2 was killed by SIGKILL", failed_at=1.0, failures=(KILLED,))
 HANG = ExitReport(cause="hang", reason="rank 2 finished no step for 60 s", failed_at=1.0)
 SIGNALLED = ExitReport(cause="preempted", reason="stopped by SIGTERM", failed_at=1.0, signal="SIGTERM")
-PREFLIGHT = ExitReport(cause="preflight", reason="n1 has no GPU", failed_at=1.0, without=("n1",))
 KILLS = KernelEvidence(oom_kills=2, memory_limit=8 * GIB)
 SERVED = NodeZeroCompleted(at=3.0, names=["n1"])
 NODE_1 = LostNodes(names=["n1"], hosts=["n1"], at=9.0)
@@ -195,7 +192,6 @@ BY_ANOTHER = "preempted by a job of higher priority"
         (SIGNALLED, KILLS, {"evidence": OOM_KILLS}),
         (CRASH, KernelEvidence(xids=[XID]), {"evidence": XIDS}),
         (replace(CRASH, evidence={"slurm": {}}), KernelEvidence(xids=[XID]), {"evidence": {"slurm": {}, **XIDS}}),
-        (HANG, HangEvidence("rank 1 is stopped by a signal"), {"reason": "rank 1 is stopped by a signal"}),
         (COMPLETED, NODE_1, {}),
         (SIGNALLED, NODE_1, {"evidence": {"gone": ["n1"]}}),
         (CRASH, NODE_1, {"cause": "node_fail", "reason": N1_IS_GONE, "failures": (), "without": ["n1"]}),
@@ -209,8 +205,6 @@ BY_ANOTHER = "preempted by a job of higher priority"
         (MISSING_1, RUNS_ON, {"cause": "node_fail", "reason": N1_IS_GONE, "signal": None, "without": ["n1"],
                               "evidence": {"gone": ["n1"], **IN_SLURM}}),
         (MISSING_1, PREEMPTED, {"reason": BY_ANOTHER, "sure": True, "evidence": {"gone": ["n1"], **IN_SLURM}}),
-        (PREFLIGHT, ExclusionProblem("2 nodes are needed"), {"reason": "n1 has no GPU; 2 nodes are needed",
-                                                             "without": ()}),
     ],
 )  # fmt: skip
 def test_a_report_is_amended_by_what_is_learned_later_and_stays_the_same_otherwise(
@@ -221,6 +215,11 @@ def test_a_report_is_amended_by_what_is_learned_later_and_stays_the_same_otherwi
     assert asdict(amended) == {**before, **changed}
     assert asdict(report) == before
     assert (amended is report) == (not changed)
+
+
+def test_a_further_reason_is_added_unless_the_ranks_completed() -> None:
+    assert CRASH.adding("2 nodes are needed").reason == "rank 2 was killed by SIGKILL; 2 nodes are needed"
+    assert (CRASH.adding(""), COMPLETED.adding("the directory is gone")) == (CRASH, COMPLETED)
 
 
 @pytest.mark.parametrize(("code", "blamed"), [(79, True), (48, True), (31, False), (13, False)])
@@ -251,8 +250,8 @@ def test_the_attempt_ends_by_the_earliest_failure_that_does_not_follow_from_anot
 
 
 def test_ranks_that_hang_are_named_even_where_nodes_were_lost_meanwhile() -> None:
-    hang = HangEvidence("rank 1 is stopped by a signal")
-    assert report_attempt([HANG], hang, NODE_1).reason == hang.reason
+    hang = "rank 1 is stopped by a signal"
+    assert report_attempt([HANG], hang, NODE_1).reason == hang
     assert report_attempt([HANG], None, NODE_1).cause == "node_fail"
     assert report_attempt([CRASH], hang) is CRASH
 

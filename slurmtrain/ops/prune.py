@@ -10,12 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.experiment.checkpoint import KeepSpec
+from slurmtrain.model.experiment.checkpoint import KeepSpec, Saved, reasons_to_keep
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
 from slurmtrain.model.run.events.command_events import JobObserved
 from slurmtrain.model.run.layout import MANIFEST, RunDir, checkpoint_name, checkpoint_step, staged_step
-from slurmtrain.model.run.retention import Saved, reasons_to_keep
 from slurmtrain.model.run.run import PUBLISHED, Run
 from slurmtrain.ops.shared.local_jobs import alive, checkpoints_on_disk
 from slurmtrain.ops.shared.next_attempts import current_plan

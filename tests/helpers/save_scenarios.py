@@ -21,9 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from helpers.killpoints import kill_at, watch
-from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
+from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec, Saved, reasons_to_keep
 from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
-from slurmtrain.model.run.retention import Saved, reasons_to_keep
 from slurmtrain.runtime.checkpoint import checkpoint_files, writer_process
 from slurmtrain.system.files import make_directory, write_json
 

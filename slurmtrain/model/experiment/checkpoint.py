@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from typing import Annotated, ClassVar
 
 from slurmtrain.model.experiment.kinds import (
@@ -22,73 +23,46 @@ from slurmtrain.model.experiment.launcher import split_command
 from slurmtrain.model.experiment.values import compile_pattern, parse_size, write_size
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SaveMoment:
-    """What decides whether a checkpoint is due: the time of the last save, and the best interval."""
-
-    step: int
-    """Finished steps."""
-    since_save_s: float
-    """Seconds since the last save began, or since training did."""
-    optimum_s: float
-    """The interval in seconds between saves that loses the least time."""
-
-
 @dataclass(frozen=True, slots=True)
-class EveryAuto:
-    """Save as often as is worthwhile: the cost of a save is weighed against the work at risk."""
+class Every:
+    """When to save, ``checkpoint.every``: each so many ``steps`` or ``minutes``.
+
+    With neither (``auto``), as often as is worthwhile: the cost of a save is weighed against the work at risk.
+    """
+
+    steps: int | None = None
+    minutes: float | None = None
+
+    @property
+    def is_auto(self) -> bool:
+        """Whether the cost of saves decides."""
+        return self.steps is None and self.minutes is None
 
     def to_dict(self) -> object:
         """The value as written in YAML and JSON."""
-        return "auto"
+        return "auto" if self.is_auto else {name: each for name, each in asdict(self).items() if each is not None}
 
-    def is_due(self, now: SaveMoment) -> bool:
-        """Whether to save now."""
-        return now.since_save_s >= now.optimum_s
+    def is_due(self, step: int, *, since_save_s: float, optimum_s: float) -> bool:
+        """Whether to save now.
 
+        Args:
+            step: Finished steps.
+            since_save_s: Seconds since the last save began, or since training did.
+            optimum_s: The interval in seconds between saves that loses the least time.
+        """
+        if self.steps is not None:
+            return step > 0 and step % self.steps == 0
+        return since_save_s >= (optimum_s if self.minutes is None else self.minutes * 60)
 
-@dataclass(frozen=True, slots=True)
-class EveryMinutes:
-    """Save every ``minutes`` minutes."""
-
-    minutes: float
-
-    def to_dict(self) -> object:
-        """The value as written in YAML and JSON."""
-        return {"minutes": self.minutes}
-
-    def is_due(self, now: SaveMoment) -> bool:
-        """Whether to save now."""
-        return now.since_save_s >= self.minutes * 60
-
-
-@dataclass(frozen=True, slots=True)
-class EverySteps:
-    """Save every ``steps`` steps."""
-
-    steps: int
-
-    def to_dict(self) -> object:
-        """The value as written in YAML and JSON."""
-        return {"steps": self.steps}
-
-    def is_due(self, now: SaveMoment) -> bool:
-        """Whether to save now."""
-        return now.step > 0 and now.step % self.steps == 0
-
-    def next_step(self, step: int) -> int:
-        """The first step after ``step`` that is saved."""
-        return step - step % self.steps + self.steps
-
-
-Every = EveryAuto | EveryMinutes | EverySteps
-"""When to save: ``checkpoint.every``."""
+    def next_step(self, step: int) -> int | None:
+        """The first step after ``step`` that is saved regardless of the clock; None if there is none."""
+        return None if self.steps is None else step - step % self.steps + self.steps
 
 
 def read_every(value: object) -> Every:
     """``checkpoint.every``: ``auto``, ``{steps: N}`` or ``{minutes: N}``. Raises ValueError."""
     if value == "auto":
-        return EveryAuto()
+        return Every()
     if not isinstance(value, dict):
         raise ValueError(f"expected auto, {{steps: N}} or {{minutes: N}}, found {value!r}")
     if set(value) == {"steps", "minutes"}:
@@ -103,7 +77,7 @@ def read_every(value: object) -> Every:
         raise ValueError(f"expected a number of {unit} above zero, found {amount!r}")
     if unit == "steps" and not isinstance(amount, int):
         raise ValueError(f"expected a whole number of steps, found {amount!r}")
-    return EverySteps(amount) if isinstance(amount, int) and unit == "steps" else EveryMinutes(amount)
+    return Every(steps=amount) if isinstance(amount, int) and unit == "steps" else Every(minutes=amount)
 
 
 AUTO = "auto"
@@ -269,13 +243,70 @@ class KeepSpec:
     """The best checkpoints by a metric; null: none."""
 
 
+@dataclass(frozen=True, slots=True)
+class Saved:
+    """A published checkpoint: the finished steps, and the latest metrics when it was saved (None: not a number)."""
+
+    step: int
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+
+
+def reasons_to_keep(saved: Sequence[Saved], keep: KeepSpec) -> dict[int, str]:
+    """Why each kept checkpoint is kept, by step, the oldest first. The newest is always kept.
+
+    ``saved``: all complete checkpoints, in any order, each step once.
+    """
+    ordered = sorted(saved, key=lambda checkpoint: checkpoint.step)
+    why: dict[int, list[str]] = {checkpoint.step: [] for checkpoint in ordered}
+    # At least 1, since a slice from -0 on has all of them.
+    for checkpoint in ordered[-max(1, keep.last) :]:
+        why[checkpoint.step].append("newest" if checkpoint is ordered[-1] else f"one of the last {keep.last}")
+    if keep.every_steps is not None:
+        # The first at or after each multiple: saves at time intervals hit a multiple only by chance.
+        firsts: dict[int, int] = {}
+        for checkpoint in ordered:
+            firsts.setdefault(checkpoint.step // keep.every_steps, checkpoint.step)
+        for step in (step for multiple, step in firsts.items() if multiple > 0):
+            why[step].append(f"every {keep.every_steps} steps")
+    if keep.best is not None:
+        count = f"best {keep.best.n} of" if keep.best.n > 1 else "best"
+        for step, value in best_steps(ordered, keep.best).items():
+            why[step].append(f"{count} {keep.best.metric} ({value:.4g})")
+    return {step: ", ".join(rules) for step, rules in why.items() if rules}
+
+
+def disposable_steps(saved: Sequence[Saved], keep: KeepSpec) -> list[int]:
+    """The steps of the checkpoints that may be deleted, oldest first."""
+    staying = reasons_to_keep(saved, keep)
+    return sorted(checkpoint.step for checkpoint in saved if checkpoint.step not in staying)
+
+
+def best_steps(ordered: Sequence[Saved], best: BestSpec) -> dict[int, float]:
+    """The steps with the best values of a metric that are numbers, the best first; of equal values the later step wins.
+
+    Args:
+        ordered: Checkpoints, each step once.
+        best: The metric, whether larger values are better, and how many steps.
+    """
+    candidates = ((saved.step, saved.metrics.get(best.metric)) for saved in ordered)
+    # Neither NaN, nor infinite, nor too large for a float.
+    values = {
+        step: float(value)
+        for step, value in candidates
+        if isinstance(value, int | float) and abs(value) <= sys.float_info.max
+    }
+    sign = 1 if best.mode == "min" else -1
+    ranked = sorted(values, key=lambda step: (sign * values[step], -step))
+    return {step: values[step] for step in ranked[: best.n]}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointSpec:
     """When to save checkpoints, and which to keep."""
 
     every: Annotated[
         Every, Scalar("`auto`, `{steps: N}` or `{minutes: N}`", read_every, lambda every: every.to_dict())
-    ] = EveryAuto()
+    ] = Every()
     """When `slurmtrain.session()` saves; auto weighs the cost of a save against the work at risk."""
     keep: KeepSpec = KeepSpec()
     """Which checkpoints to keep; a number N: the newest N."""

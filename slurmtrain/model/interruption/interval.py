@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from enum import IntEnum
 from typing import Any
 
-from slurmtrain.model.experiment.checkpoint import Every, EveryAuto
+from slurmtrain.model.experiment.checkpoint import Every
 from slurmtrain.model.run.events.base import is_number
 
 # Assumed mean time between unnoticed interruptions of one node: six hours, as for spot instances. It weighs as much as
@@ -212,7 +212,7 @@ def too_slow(save_s: float | None, grace_s: float | None, every: Every, where: s
     assert grace_s is not None
     ahead = (
         "checkpoint.every: auto saves ahead, as if preemptions came without notice"
-        if isinstance(every, EveryAuto)
+        if every.is_auto
         else "checkpoint.every: auto would save ahead"
     )
     return (

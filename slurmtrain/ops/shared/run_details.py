@@ -254,7 +254,7 @@ def checkpoints_json(workspace: Workspace, run: Run, *, deleted_too: bool) -> di
 
 def _kept(directory: RunDir, run: Run) -> dict[tuple[str, float], str]:
     """Why checkpoints are kept, by path and time of the save; empty if there is no plan that says so."""
-    from slurmtrain.model.run.retention import Saved, reasons_to_keep
+    from slurmtrain.model.experiment.checkpoint import Saved, reasons_to_keep
     from slurmtrain.ops.shared.next_attempts import current_plan
 
     published = {c.step: c for c in run.on_disk if c.published and c.step is not None}

@@ -375,7 +375,7 @@ def find_start_point(workspace: Workspace, request: StartFromSpec) -> StartPoint
 
 
 def _best_checkpoint(directory: RunDir, published: Sequence[Path], run: Run) -> Path:
-    from slurmtrain.model.run.retention import Saved, best_steps
+    from slurmtrain.model.experiment.checkpoint import Saved, best_steps
     from slurmtrain.ops.shared.next_attempts import current_plan
     from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
 

@@ -362,7 +362,7 @@ def disposable_checkpoints(checkpoints: Path, keep: KeepSpec) -> list[Disposable
     a newer checkpoint.
     """
     # Late: agents look for checkpoints, but prune none, and these know events of commands.
-    from slurmtrain.model.run.retention import Saved, disposable_steps
+    from slurmtrain.model.experiment.checkpoint import Saved, disposable_steps
 
     paths = published(checkpoints)
     if not paths:

@@ -20,7 +20,7 @@ import xxhash
 from torch.distributed.checkpoint.api import CheckpointException
 
 from slurmtrain.errors import CheckpointError, PathError
-from slurmtrain.model.experiment.checkpoint import WEIGHTS, Every, EveryAuto, EverySteps, SaveMoment
+from slurmtrain.model.experiment.checkpoint import WEIGHTS, Every
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.interruption.interval import (
     Cost,
@@ -548,7 +548,7 @@ class Schedule:
 
     def next_step(self, step: int) -> int | None:
         """The first step after ``step`` that is saved regardless of the clock; None if there is none."""
-        return self._every.next_step(step) if isinstance(self._every, EverySteps) else None
+        return self._every.next_step(step)
 
     def due(self, step: int) -> SaveReason:
         """Why to save now, after ``step`` finished steps; NONE if nothing is due."""
@@ -565,10 +565,9 @@ class Schedule:
             return SaveReason.REQUESTED
         if self._choice is None:
             return SaveReason.NONE
-        since_save_s = now - self._saved_at
-        if not self._every.is_due(SaveMoment(step=step, since_save_s=since_save_s, optimum_s=self._choice.seconds)):
+        if not self._every.is_due(step, since_save_s=now - self._saved_at, optimum_s=self._choice.seconds):
             return SaveReason.NONE
-        return SaveReason.STEPS if isinstance(self._every, EverySteps) else SaveReason.INTERVAL
+        return SaveReason.INTERVAL if self._every.steps is None else SaveReason.STEPS
 
     def began(self) -> None:
         """Note that a save has begun and training continues: the next interval counts from now."""
@@ -589,7 +588,7 @@ class Schedule:
             save_s=self._cost.save_s,
         )
         before, self._choice = self._choice, choice
-        if self._journal is None or not isinstance(self._every, EveryAuto):
+        if self._journal is None or not self._every.is_auto:
             return
         if before is None or abs(choice.seconds - before.seconds) > _CHANGED * before.seconds:
             with contextlib.suppress(OSError):

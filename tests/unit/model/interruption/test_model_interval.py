@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.experiment.checkpoint import EveryAuto, EveryMinutes, EverySteps, SaveMoment
+from slurmtrain.model.experiment.checkpoint import Every
 from slurmtrain.model.interruption.interval import (
     ANNOUNCED,
     CHEAP,
@@ -40,7 +40,7 @@ from slurmtrain.model.interruption.interval import (
 from slurmtrain.model.run.run import CAUSES
 
 HOUR = 3600.0
-AUTO = EveryAuto()
+AUTO = Every()
 # So much was seen that the prior does not matter.
 LONG = 1e12
 
@@ -241,7 +241,7 @@ def test_a_save_that_does_not_fit_the_grace_is_told_with_figures_and_advice() ->
         "the checkpoint before may be lost; checkpoint.every: auto saves ahead, as if preemptions came without notice; "
         "a GraceTime of 143 s would do, and more ranks share the writing"
     )
-    other = too_slow(95.04, 60.0, EveryMinutes(30), "partition spot")
+    other = too_slow(95.04, 60.0, Every(minutes=30), "partition spot")
     assert other is not None
     assert "checkpoint.every: auto would save ahead" in other
     for save, grace in ((40.0, 60.0), (None, 60.0), (95.0, None)):
@@ -283,16 +283,14 @@ def test_a_history_survives_being_handed_over_also_to_another_version(history: I
 # --- is it due ------------------------------------------------------------------------------------------------------
 
 
-def moment(step: int = 1, since_save_s: float = 0.0) -> SaveMoment:
-    return SaveMoment(step=step, since_save_s=since_save_s, optimum_s=chosen().seconds)
-
-
 def test_when_a_save_is_due() -> None:
-    for every, seconds in ((EveryMinutes(0.5), 30.0), (AUTO, chosen().seconds)):
-        assert not every.is_due(moment(since_save_s=seconds - 0.1))
-        assert every.is_due(moment(since_save_s=seconds))
-    assert [step for step in range(11) if EverySteps(5).is_due(moment(step))] == [5, 10]
-    assert not EverySteps(5).is_due(moment(4, since_save_s=1e9))
+    optimum_s = chosen().seconds
+    for every, seconds in ((Every(minutes=0.5), 30.0), (AUTO, optimum_s)):
+        assert not every.is_due(1, since_save_s=seconds - 0.1, optimum_s=optimum_s)
+        assert every.is_due(1, since_save_s=seconds, optimum_s=optimum_s)
+    by_steps = Every(steps=5)
+    assert [step for step in range(11) if by_steps.is_due(step, since_save_s=0.0, optimum_s=optimum_s)] == [5, 10]
+    assert not by_steps.is_due(4, since_save_s=1e9, optimum_s=optimum_s)
 
 
 def test_a_vote_is_the_same_after_its_way_through_numbers() -> None:

@@ -9,8 +9,7 @@ from helpers.local_runs import LocalRun
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec
-from slurmtrain.model.run.retention import Saved, disposable_steps, reasons_to_keep
+from slurmtrain.model.experiment.checkpoint import BestSpec, KeepSpec, Saved, disposable_steps, reasons_to_keep
 
 
 def test_a_pruned_checkpoint_is_not_on_disk_and_a_damaged_one_is_not_gone_on_from() -> None:

@@ -16,7 +16,7 @@ from helpers.small_model import Value, model, restore_alone, save_steps, values
 from torch import nn
 
 from slurmtrain.errors import CheckpointError
-from slurmtrain.model.experiment.checkpoint import Every, EveryAuto, EveryMinutes, EverySteps, KeepSpec
+from slurmtrain.model.experiment.checkpoint import Every, KeepSpec
 from slurmtrain.model.interruption.interval import InterruptionStats, SaveReason
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.checkpoint import checkpointer
@@ -229,16 +229,16 @@ def journaled(run_dir: RunDir) -> list[dict[str, object]]:
 
 
 def test_an_interval_of_steps_asks_no_clock(run_dir: RunDir, clock: Clock) -> None:
-    plan = make(run_dir, EverySteps(10))
+    plan = make(run_dir, Every(steps=10))
     clock.now += 1e6
     assert [step for step in range(31) if plan.due(step) is SaveReason.STEPS] == [10, 20, 30]
     assert [plan.next_step(step) for step in (0, 9, 10, 11)] == [10, 10, 20, 20]
-    assert make(run_dir, EveryMinutes(10)).next_step(0) is None
+    assert make(run_dir, Every(minutes=10)).next_step(0) is None
 
 
 def test_auto_follows_what_saves_cost_and_says_so(run_dir: RunDir, clock: Clock) -> None:
     with Journal(run_dir.path / "rank-0.jsonl") as journal:
-        plan = make(run_dir, EveryAuto(), journal)
+        plan = make(run_dir, Every(), journal)
         clock.now += 29
         assert plan.due(1) is SaveReason.NONE
         clock.now += 1
@@ -255,7 +255,7 @@ def test_auto_follows_what_saves_cost_and_says_so(run_dir: RunDir, clock: Clock)
 
 
 def test_a_wish_is_seen_within_a_second_and_fulfilled_once(run_dir: RunDir, clock: Clock) -> None:
-    plan = make(run_dir, EverySteps(10))
+    plan = make(run_dir, Every(steps=10))
     write_json(run_dir.request, {"request": "abc", "t": 1.0})
     assert plan.due(1) is SaveReason.NONE
     clock.now += 1
@@ -271,13 +271,13 @@ def test_a_wish_is_seen_within_a_second_and_fulfilled_once(run_dir: RunDir, cloc
 
 def test_a_wish_from_before_the_attempt_is_not_its(run_dir: RunDir, clock: Clock) -> None:
     write_json(run_dir.request, {"request": "abc", "t": 1.0})
-    plan = make(run_dir, EverySteps(10))
+    plan = make(run_dir, Every(steps=10))
     clock.now += 10
     assert plan.due(1) is SaveReason.NONE
 
 
 def test_a_wish_that_cannot_be_read_is_none(run_dir: RunDir, clock: Clock) -> None:
-    plan = make(run_dir, EverySteps(10))
+    plan = make(run_dir, Every(steps=10))
     run_dir.request.write_text("{")
     clock.now += 1
     assert plan.due(1) is SaveReason.NONE

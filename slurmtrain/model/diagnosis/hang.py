@@ -157,17 +157,10 @@ class RankState:
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> RankState:
-        """Read the result of :meth:`to_dict`. Raises KeyError or ValueError for anything else."""
-        return cls(
-            rank=int(plain["rank"]),
-            node=int(plain["node"]),
-            step=int(plain["step"]),
-            phase=_PHASES[str(plain["phase"])],
-            idle_s=float(plain["idle_s"]),
-            state=str(plain["state"]),
-            stack=tuple(map(str, plain["stack"])),
-            cpu=None if plain.get("cpu") is None else float(plain["cpu"]),
-        )
+        """Read the result of :meth:`to_dict`. Raises KeyError if something is missing."""
+        values = {name: plain[name] for name in cls.__slots__ if name != "cpu"}
+        values |= {"phase": _PHASES[values["phase"]], "stack": tuple(values["stack"])}
+        return cls(**values, cpu=plain.get("cpu"))
 
 
 # Frames of a rank that waits for others: torch's collectives, and calls that wait for a device inside a collective.

@@ -76,15 +76,6 @@ class InterruptionStats:
         """Read the result of :meth:`to_dict`, of this version or another; missing and odd values are unknown."""
         return cls(**{name: plain[name] for name in cls.__slots__ if is_number(plain.get(name))})
 
-    def plus(self, *, uptime_s: float = 0.0, interruptions: int = 0, announced: int = 0) -> InterruptionStats:
-        """A copy with more node-seconds (``uptime_s``), ``interruptions`` and ``announced`` ones."""
-        return replace(
-            self,
-            uptime_s=self.uptime_s + uptime_s,
-            interruptions=self.interruptions + interruptions,
-            announced=self.announced + announced,
-        )
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalChoice:
@@ -287,11 +278,12 @@ def add_attempts(stats: InterruptionStats, attempts: Iterable[AttemptSpan]) -> I
     """The statistics with these attempts added."""
     for attempt in attempts:
         kind = interruption_kind(attempt.cause, attempt.failures)
-        stats = stats.plus(
+        stats = replace(
+            stats,
             # Clocks of nodes differ: an attempt may seem to end before it began.
-            uptime_s=max(0.0, attempt.node_seconds),
-            interruptions=int(kind == UNNOTICED),
-            announced=int(kind == ANNOUNCED),
+            uptime_s=stats.uptime_s + max(0.0, attempt.node_seconds),
+            interruptions=stats.interruptions + (kind == UNNOTICED),
+            announced=stats.announced + (kind == ANNOUNCED),
         )
     return stats
 

@@ -16,25 +16,8 @@ from itertools import pairwise
 from typing import Any, NamedTuple
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
-from slurmtrain.model.run.events.agent_events import (
-    AgentStarted,
-    ClockMeasured,
-    HangDetected,
-    JobSuspended,
-    NodeEnded,
-    PreflightDone,
-    RanksRestarted,
-    WorkersStarted,
-)
+from slurmtrain.model.run.events import agent_events, checkpoint_events, command_events, rank_events
 from slurmtrain.model.run.events.base import AnyEvent, Event, select
-from slurmtrain.model.run.events.checkpoint_events import CheckpointRestored
-from slurmtrain.model.run.events.command_events import JobObserved, Submitting
-from slurmtrain.model.run.events.rank_events import (
-    ExceptionRaised,
-    ScriptProgressed,
-    SessionStarted,
-    TrainingStarted,
-)
 from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.run import CAUSES, GROW, Attempt, Checkpoint, Run, replace
@@ -256,11 +239,13 @@ def _summary(facts: AttemptFacts, progress: Progress, ended_at: float | None) ->
 def _seconds(summary: _Summary, queued_from: float, resumed_at: _Resumption | None) -> dict[str, float]:
     covers = [("stall", *stall) for stall in summary.saves.stalls]
     covers += [("lost", *interval) for interval in _thrown_away(summary.rounds, resumed_at)]
-    for event in select(summary.events, HangDetected):
+    for event in select(summary.events, agent_events.HangDetected):
         # No rank made progress until the hang was detected.
         idle = [float(rank["idle_s"]) for rank in event.payload.ranks if "idle_s" in rank]
         covers.append(("lost", event.time - min((each for each in idle if each > 0), default=0.0), event.time))
-    covers += [("queue", event.payload.since, event.time) for event in select(summary.events, JobSuspended)]
+    covers += [
+        ("queue", event.payload.since, event.time) for event in select(summary.events, agent_events.JobSuspended)
+    ]
     return _swept(queued_from, max(queued_from, summary.end), _phases(summary), covers)
 
 
@@ -269,15 +254,17 @@ def _of_leader(events: Sequence[AnyEvent]) -> list[AnyEvent]:
     if not any(node_of(event.source) == "0" for event in events):
         return list(events)
     # Clocks are compared with the clock of node 0.
-    ahead = {node_of(event.source): event.payload.offset_ms or 0.0 for event in select(events, ClockMeasured)}
+    ahead = {
+        node_of(event.source): event.payload.offset_ms or 0.0 for event in select(events, agent_events.ClockMeasured)
+    }
     kept = []
     for event in events:
         node = node_of(event.source)
         if node in ("", "0"):
-            is_raised = isinstance(event.payload, ExceptionRaised)
+            is_raised = isinstance(event.payload, rank_events.ExceptionRaised)
             if not is_raised or event.source.rpartition("/")[2].startswith("rank-0."):
                 kept.append(event)
-        elif isinstance(event.payload, HangDetected):
+        elif isinstance(event.payload, agent_events.HangDetected):
             at = event.time - ahead.get(node, 0.0) / 1000
             kept.append(Event(at, event.payload, event.source, event.offset))
     return sorted(kept, key=lambda event: event.order)
@@ -288,20 +275,20 @@ def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end:
     rounds = [_Round(until=end)]
     for event in events:
         newest, payload = rounds[-1], event.payload
-        if isinstance(payload, RanksRestarted):
+        if isinstance(payload, agent_events.RanksRestarted):
             # Only node 0 journals restarts: its time ends the round.
             newest.until = event.time
             newest.reached = payload.reached if payload.reached is not None else newest.reached
             rounds.append(_Round(until=end))
-        elif isinstance(payload, SessionStarted):
+        elif isinstance(payload, rank_events.SessionStarted):
             newest.has_session = True
             # A session begins at step 0 and is restored afterwards, so 0 does not say yet where it resumes.
             newest.begin = payload.step or newest.begin
-        elif isinstance(payload, CheckpointRestored):
+        elif isinstance(payload, checkpoint_events.CheckpointRestored):
             newest.begin = payload.step
-        elif isinstance(payload, TrainingStarted) and newest.trained_at is None:
+        elif isinstance(payload, rank_events.TrainingStarted) and newest.trained_at is None:
             newest.begin, newest.trained_at = newest.begin or 0, event.time
-        elif isinstance(payload, ScriptProgressed):
+        elif isinstance(payload, rank_events.ScriptProgressed):
             if payload.step is not None and newest.trained_at is None:
                 newest.begin, newest.trained_at = payload.step, event.time
             newest.reached = payload.last_step if payload.last_step is not None else newest.reached
@@ -318,9 +305,9 @@ def _rounds(events: Sequence[AnyEvent], saves: SaveLog, progress: Progress, end:
 
 def _phases(summary: _Summary) -> Iterator[tuple[float, str]]:
     """Each phase and when it began. Before the first one, the attempt is in the queue."""
-    begins = [event.payload.started_at or 0.0 for event in select(summary.events, JobObserved)]
+    begins = [event.payload.started_at or 0.0 for event in select(summary.events, command_events.JobObserved)]
     begun = [began for began in begins if began > 0]
-    agents = [event.time for event in select(summary.events, AgentStarted)]
+    agents = [event.time for event in select(summary.events, agent_events.AgentStarted)]
     # Slurm rounds times to whole seconds, but no agent writes before its job begins.
     if begun or agents:
         yield min([*begun[-1:], *agents[:1]]), "start"
@@ -329,19 +316,19 @@ def _phases(summary: _Summary) -> Iterator[tuple[float, str]]:
     number = 0
     for event in summary.events:
         payload = event.payload
-        number += isinstance(payload, RanksRestarted)
-        if isinstance(payload, PreflightDone):
+        number += isinstance(payload, agent_events.RanksRestarted)
+        if isinstance(payload, agent_events.PreflightDone):
             yield event.time - payload.seconds, "preflight"
             yield event.time, "start"
-        elif isinstance(payload, WorkersStarted):
+        elif isinstance(payload, agent_events.WorkersStarted):
             # A user script without a session does not journal when it begins to train.
             yield event.time, "start" if summary.rounds[number].has_session else "train"
-        elif isinstance(payload, CheckpointRestored):
+        elif isinstance(payload, checkpoint_events.CheckpointRestored):
             yield event.time - payload.took_s, "restore"
             yield event.time, "start"
-        elif isinstance(payload, HangDetected):
+        elif isinstance(payload, agent_events.HangDetected):
             yield event.time, "stop"
-        elif isinstance(payload, NodeEnded) and payload.cause != "completed":
+        elif isinstance(payload, agent_events.NodeEnded) and payload.cause != "completed":
             yield min(event.time, payload.failed_at or event.time), "stop"
         if payload.kind in _PHASE_AFTER:
             yield event.time, _PHASE_AFTER[payload.kind]
@@ -400,7 +387,7 @@ Tally = dict[Placement, dict[str, float]]
 """Sums by place, then by name: seconds where the name says so, else counts."""
 
 
-def place_of(run: Run, attempt: Attempt | None, submissions: Mapping[int, Submitting]) -> Placement:
+def place_of(run: Run, attempt: Attempt | None, submissions: Mapping[int, command_events.Submitting]) -> Placement:
     """Where an ``attempt`` of a ``run`` ran. ``submissions``: the run's, by number."""
     if attempt is None:
         return Placement(run.executor, "")
@@ -408,7 +395,7 @@ def place_of(run: Run, attempt: Attempt | None, submissions: Mapping[int, Submit
     return Placement(attempt.executor or run.executor, (submitting and submitting.partition) or "")
 
 
-def tally(run: Run, submissions: Mapping[int, Submitting], resources: Mapping[str, Any]) -> Tally:
+def tally(run: Run, submissions: Mapping[int, command_events.Submitting], resources: Mapping[str, Any]) -> Tally:
     """What a run adds to the sums.
 
     Args:

@@ -7,38 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
-from slurmtrain.model.run.events.agent_events import (
-    AgentStarted,
-    ClockMeasured,
-    CommandCompleted,
-    JobRequeue,
-    NodeEnded,
-    NodesJoined,
-    NodesKept,
-    NodesRequested,
-    PreflightDone,
-    RanksApart,
-    RanksPaused,
-    RanksRestarted,
-    RanksResumed,
-    RendezvousReady,
-    RequeueFailed,
-    SurplusStart,
-    WaitingForRun,
-    WaitingForSlot,
-    WorkersStarted,
-)
+from slurmtrain.model.run.events import agent_events, checkpoint_events, command_events, rank_events
 from slurmtrain.model.run.events.base import AnyEvent, Payload, select
-from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointRestored
-from slurmtrain.model.run.events.command_events import (
-    JobObserved,
-    JobReplaced,
-    Submitted,
-    Submitting,
-    Unstarted,
-    UpstreamFailed,
-)
-from slurmtrain.model.run.events.rank_events import ScriptProgressed, ScriptUnread, SessionStarted
 from slurmtrain.model.run.job_state import ABSENT, is_final
 from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.layout import attempt_key, attempt_of, node_of, split_attempt
@@ -46,8 +16,14 @@ from slurmtrain.model.run.outcome import began_at, superseded, with_outcome
 from slurmtrain.model.run.run import APART, Attempt, replace
 
 # Events of commands about a submission, and about one start of a job.
-_OF_A_SUBMISSION = Submitting | Submitted | Unstarted
-_OF_A_START = JobObserved | JobRequeue | RequeueFailed | JobReplaced | UpstreamFailed
+_OF_A_SUBMISSION = command_events.Submitting | command_events.Submitted | command_events.Unstarted
+_OF_A_START = (
+    command_events.JobObserved
+    | agent_events.JobRequeue
+    | agent_events.RequeueFailed
+    | command_events.JobReplaced
+    | command_events.UpstreamFailed
+)
 # What the attempt keeps of a clock and of a finding; the evidence stays in the journal.
 _CLOCK = ("offset_ms", "bound_ms", "disciplined", "source")
 _FINDING = ("check", "status", "summary")
@@ -74,7 +50,8 @@ def group_by_attempt(events: Sequence[AnyEvent], saves: Mapping[str, SaveLog]) -
     groups = dict(sorted(groups.items(), key=lambda item: (item[1].first, item[0])))
     # The submission that its own agents name.
     named = {
-        key: [event.payload.submission for event in select(facts.events, AgentStarted)] for key, facts in groups.items()
+        key: [event.payload.submission for event in select(facts.events, agent_events.AgentStarted)]
+        for key, facts in groups.items()
     }
     for number, about in submissions.items():
         payloads = (event.payload for event in about)
@@ -92,9 +69,12 @@ def group_by_attempt(events: Sequence[AnyEvent], saves: Mapping[str, SaveLog]) -
 def never_started(facts: AttemptFacts) -> bool:
     """Whether this attempt never began: its submission failed, its job was replaced, or the run was already over."""
     # An agent that has spoken has begun, whatever a command noted of its submission.
-    if select(facts.events, AgentStarted):
+    if select(facts.events, agent_events.AgentStarted):
         return False
-    return any(isinstance(event.payload, Unstarted | JobReplaced | SurplusStart) for event in facts.events)
+    return any(
+        isinstance(event.payload, command_events.Unstarted | command_events.JobReplaced | agent_events.SurplusStart)
+        for event in facts.events
+    )
 
 
 def read_attempt(key: str, facts: AttemptFacts, progress: Progress, cancels: Sequence[float]) -> Attempt:
@@ -108,7 +88,7 @@ def read_attempt(key: str, facts: AttemptFacts, progress: Progress, cancels: Seq
     """
     job_id, restart = split_attempt(key) or ("", 0)
     # All hosts first: the clocks of nodes differ, so that a node may seem to speak before it has started.
-    hosts = {str(event.payload.node): event.payload.host for event in select(facts.events, AgentStarted)}
+    hosts = {str(event.payload.node): event.payload.host for event in select(facts.events, agent_events.AgentStarted)}
     attempt = Attempt(
         number=0,
         job_id=job_id,
@@ -176,26 +156,31 @@ def _changes(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
 def _activity(payload: Payload) -> str | None:
     """What an attempt does from this event on, or waits for, as long as it has not ended; None: no change."""
     match payload:
-        case RanksRestarted() | NodesJoined() | RanksResumed() | RendezvousReady():
+        case (
+            agent_events.RanksRestarted()
+            | agent_events.NodesJoined()
+            | agent_events.RanksResumed()
+            | agent_events.RendezvousReady()
+        ):
             return ""
-        case ScriptUnread(why=why) | NodesKept(why=why) | RanksApart(why=why):
+        case rank_events.ScriptUnread(why=why) | agent_events.NodesKept(why=why) | agent_events.RanksApart(why=why):
             return why
-        case RanksPaused(step=step, activity=activity):
+        case agent_events.RanksPaused(step=step, activity=activity):
             after = f" after step {step}" if step is not None else ""
             return f"paused{after}" + (f": {activity}" if activity else "")
-        case NodesRequested(job_id=str(job_id), nodes=nodes):
+        case agent_events.NodesRequested(job_id=str(job_id), nodes=nodes):
             return f"job {job_id} waits for up to {nodes} more node(s)"
-        case CommandCompleted(at=at, running=running):
+        case agent_events.CommandCompleted(at=at, running=running):
             clock = time.strftime("%H:%M", time.gmtime(at))
             return (
                 f"the command of node 0 completed at {clock} UTC, and {', '.join(running)} still "
                 f"{'runs' if len(running) == 1 else 'run'}: with 'completed_by: node0', a run ends with node 0"
             )
-        case WaitingForRun(run=run):
+        case agent_events.WaitingForRun(run=run):
             return f"waits until run {run} has ended"
-        case WaitingForSlot(count=0, gpus=gpus):
+        case agent_events.WaitingForSlot(count=0, gpus=gpus):
             return f"waits for its turn: it needs {gpus} GPU(s) of this machine that no other run has"
-        case WaitingForSlot(count=count, gpus=gpus):
+        case agent_events.WaitingForSlot(count=count, gpus=gpus):
             free = f" with {gpus} free GPU(s) each" if gpus else ""
             return f"waits for its turn: of its sweep, up to {count} run at once on this machine{free}"
     return None
@@ -204,7 +189,7 @@ def _activity(payload: Payload) -> str | None:
 def _changes_by_command(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
     """As :func:`_changes`, for events of commands."""
     match event.payload:
-        case Submitting() as submitting:
+        case command_events.Submitting() as submitting:
             pack = submitting.pack or {}
             runs = pack.get("runs")
             return {
@@ -222,14 +207,14 @@ def _changes_by_command(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
                 "pack": runs if isinstance(runs, int) and runs > 1 else 1,
                 "share_gpu": bool(pack.get("share_gpu")),
             }
-        case Submitted(process=process):
+        case command_events.Submitted(process=process):
             return {"handed_over": True, "processes": (*attempt.processes, *([process] if process else []))}
-        case JobObserved(state=state) if state == ABSENT:
+        case command_events.JobObserved(state=state) if state == ABSENT:
             # Slurm may only be slow to answer: the job counts as gone once it has been unknown for a while.
             return {"absent_since": attempt.absent_since or event.time}
-        case JobObserved(state=state) if not is_final(state or ""):
+        case command_events.JobObserved(state=state) if not is_final(state or ""):
             return {"handed_over": True, "absent_since": None}
-        case JobObserved(started_at=started_at):
+        case command_events.JobObserved(started_at=started_at):
             # Slurm knows when a job began, even if the job died before its agent could journal it.
             return {"started_at": attempt.started_at or started_at}
     return {}
@@ -240,7 +225,7 @@ def _changes_by_job(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
     node = node_of(event.source)
     host = attempt.hosts.get(node, f"node {node}")
     match event.payload:
-        case AgentStarted() as agent:
+        case agent_events.AgentStarted() as agent:
             # Slurm manages the processes of its own jobs.
             own = [agent.process] if agent.executor == "local" and agent.process else []
             return {
@@ -253,34 +238,38 @@ def _changes_by_job(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
                 "processes": (*attempt.processes, *own),
                 "absent_since": None,
             }
-        case WaitingForRun() | WaitingForSlot():
+        case agent_events.WaitingForRun() | agent_events.WaitingForSlot():
             return {"state": "pending"}
-        case RendezvousReady(node=number, master_addr=address, master_port=port, interface=interface):
+        case agent_events.RendezvousReady(node=number, master_addr=address, master_port=port, interface=interface):
             own_host = attempt.hosts.get(str(number), str(number))
             interfaces = {**attempt.interfaces, own_host: str(interface)}
             return {"state": "running", "master_addr": address, "master_port": port, "interfaces": interfaces}
-        case ClockMeasured() as clock:
+        case agent_events.ClockMeasured() as clock:
             return {"clock": {**attempt.clock, host: {name: getattr(clock, name) for name in _CLOCK}}}
-        case PreflightDone(findings=findings):
+        case agent_events.PreflightDone(findings=findings):
             kept = [{name: finding.get(name) for name in _FINDING} for finding in findings]
             return {"checks": {**attempt.checks, host: kept}}
-        case WorkersStarted(processes=processes):
+        case agent_events.WorkersStarted(processes=processes):
             # Only local attempts know a process before their workers start; Slurm manages the processes of its own.
             workers = processes.values() if attempt.processes else ()
             # Node 0 looks for a checkpoint just before, and the clocks of nodes differ.
             began_from = attempt.left if node == "0" else attempt.began_from
             return {"processes": (*attempt.processes, *workers), "began_from": began_from}
-        case CheckpointFound(fingerprint=fingerprint):
+        case checkpoint_events.CheckpointFound(fingerprint=fingerprint):
             return {"left": fingerprint}
-        case ScriptProgressed(step=None):
+        case rank_events.ScriptProgressed(step=None):
             return {}
-        case SessionStarted(step=step) | CheckpointRestored(step=step) | ScriptProgressed(step=step):
+        case (
+            rank_events.SessionStarted(step=step)
+            | checkpoint_events.CheckpointRestored(step=step)
+            | rank_events.ScriptProgressed(step=step)
+        ):
             begun = step or 0
             # In the first round, this is also where the attempt starts.
             first = {} if attempt.restarts else {"first_step": begun, "last_step": begun}
             return {"round_step": begun, **first}
-        case RanksApart(why=why):
+        case agent_events.RanksApart(why=why):
             return {"evidence": {**attempt.evidence, APART: why}}
-        case NodeEnded(evidence=evidence):
+        case agent_events.NodeEnded(evidence=evidence):
             return {"last_word": True, "evidence": {**attempt.evidence, **evidence}}
     return {}

@@ -16,23 +16,8 @@ from slurmtrain.model.run.accounting import accounted, goodput
 from slurmtrain.model.run.attempt_facts import NEVER, AttemptFacts, Order, SaveLog, is_summarised
 from slurmtrain.model.run.attempts import group_by_attempt, never_started, number_attempts, read_attempt
 from slurmtrain.model.run.checkpoints import CheckpointHistory, concerns_checkpoints
-from slurmtrain.model.run.events.agent_events import SurplusStart
+from slurmtrain.model.run.events import agent_events, command_events, rank_events
 from slurmtrain.model.run.events.base import AnyEvent, select
-from slurmtrain.model.run.events.command_events import (
-    CancelRequested,
-    DeletionRequested,
-    FilesDeleted,
-    JobObserved,
-    JobReplaced,
-    MlflowRunLinked,
-    NoteWritten,
-    RunArchived,
-    RunCreated,
-    Submitting,
-    TagsChanged,
-    Unstarted,
-)
-from slurmtrain.model.run.events.rank_events import ScriptProgressed, TrainingStarted
 from slurmtrain.model.run.journal_lines import Progress, read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
 from slurmtrain.model.run.outcome import began_at, describe_next_start, is_over, reason_given_up
@@ -77,7 +62,7 @@ class RunBuilder:
                 self._added.append(event)
             if not is_summarised(event):
                 # CheckpointHistory keeps the list of checkpoints.
-                if isinstance(event.payload, JobObserved) and event.payload.checkpoints is not None:
+                if isinstance(event.payload, command_events.JobObserved) and event.payload.checkpoints is not None:
                     event = dataclasses.replace(event, payload=dataclasses.replace(event.payload, checkpoints=None))
                 self._events.append(event)
             elif folder := attempt_of(event.source):
@@ -92,49 +77,48 @@ class RunBuilder:
         self._follow_checkpoints()
         events = sorted(self._events, key=lambda event: event.order)
         facts = group_by_attempt(events, self._saves)
-        cancels = [event.time for event in select(events, CancelRequested)]
+        cancels = select(events, command_events.CancelRequested)
+        cancelled_at = [cancel.time for cancel in cancels]
         started = {key: group for key, group in facts.items() if not never_started(group)}
         alone = {
-            key: read_attempt(key, group, progress.get(key, Progress()), cancels) for key, group in started.items()
+            key: read_attempt(key, group, progress.get(key, Progress()), cancelled_at) for key, group in started.items()
         }
         ordered = number_attempts(alone, started)
         checkpoints = self._checkpoints.checkpoints(ordered)
         attempts = accounted(ordered, started, progress, checkpoints)
-        metrics: dict[str, float] = {}
-        # A metric that the newest attempt has not logged yet keeps its earlier value.
-        for attempt in attempts:
-            metrics.update(progress.get(attempt.key, Progress()).metrics)
-        created = next(iter(select(events, RunCreated)), None)
-        origin = created.payload if created else RunCreated()
-        mlflow = select(events, MlflowRunLinked)
-        totals = [event.payload for event in events if isinstance(event.payload, TrainingStarted | ScriptProgressed)]
-        steps = [attempt.last_step for attempt in attempts if attempt.last_step is not None]
         newest = attempts[-1] if attempts else None
+        # A metric that the newest attempt has not logged yet keeps its earlier value.
+        logged = [progress[attempt.key].metrics for attempt in attempts if attempt.key in progress]
+        created = next(iter(select(events, command_events.RunCreated)), None)
+        origin = created.payload if created else command_events.RunCreated()
+        mlflow = select(events, command_events.MlflowRunLinked)
+        of_totals = rank_events.TrainingStarted | rank_events.ScriptProgressed
+        totals = [event.payload.total_steps for event in events if isinstance(event.payload, of_totals)]
+        unstarted = select(events, command_events.Unstarted)
         settings = _newest_settings(origin, events, attempts)
         # A row has at least one key, and the text.
         written = [row for row in settings.written or () if len(row) > 1]
-        # A cancel before the newest attempt began was about an earlier one, and a person has resumed the run since.
-        is_cancelled = any(time >= (began_at(newest) if newest else 0.0) for time in cancels)
         run = Run(
             id=self.run_id,
             name=origin.name or self.run_id,
             state="created",
-            reason=next((event.payload.reason for event in reversed(select(events, Unstarted))), ""),
+            reason=unstarted[-1].payload.reason if unstarted else "",
             executor=origin.executor,
             plan_hash=origin.plan_hash,
             submitted_at=created.time if created else None,
             started_at=min((a.started_at for a in attempts if a.started_at is not None), default=None),
-            ended_at=cancels[-1] if cancels else None,
-            step=steps[-1] if steps else None,
-            total_steps=totals[-1].total_steps if totals else None,
-            metrics=metrics,
+            ended_at=cancelled_at[-1] if cancels else None,
+            step=next((a.last_step for a in reversed(attempts) if a.last_step is not None), None),
+            total_steps=totals[-1] if totals else None,
+            metrics={name: value for metrics in logged for name, value in metrics.items()},
             lost_steps=_lost_steps(attempts),
             mlflow_run_id=mlflow[-1].payload.mlflow_run_id if mlflow else None,
             git=origin.git,
             attempts=attempts,
             checkpoints=checkpoints,
-            cancelled=is_cancelled,
-            end_reason=next((end.payload.reason or "" for end in reversed(select(events, CancelRequested))), ""),
+            # A cancel before the newest attempt began was about an earlier one: a person has resumed the run since.
+            cancelled=any(time >= (began_at(newest) if newest else 0.0) for time in cancelled_at),
+            end_reason=cancels[-1].payload.reason or "" if cancels else "",
             save_problem=newest.save_problem if newest else "",
             goodput=goodput(attempts),
             job_over=_is_job_over(newest, facts),
@@ -213,15 +197,15 @@ def _lost_steps(attempts: Sequence[Attempt]) -> int | None:
 
 
 def _newest_settings(
-    origin: RunCreated, events: Sequence[AnyEvent], attempts: Sequence[Attempt]
-) -> RunCreated | Submitting:
+    origin: command_events.RunCreated, events: Sequence[AnyEvent], attempts: Sequence[Attempt]
+) -> command_events.RunCreated | command_events.Submitting:
     """The event that says what the newest attempt runs: from the last submission that states it anew.
 
     A submission that started nothing changes nothing, and one that states nothing repeats the one before.
     """
     restated = {
         event.payload.submission: event.payload
-        for event in select(events, Submitting)
+        for event in select(events, command_events.Submitting)
         if event.payload.command is not None
     }
     numbers = (attempt.submission for attempt in reversed(attempts))
@@ -265,16 +249,16 @@ def _with_marks(run: Run, events: Iterable[AnyEvent]) -> Run:
     frees = 0
     for event in events:
         payload = event.payload
-        if isinstance(payload, TagsChanged):
+        if isinstance(payload, command_events.TagsChanged):
             tags = (tags | set(payload.add)) - set(payload.remove)
-        elif isinstance(payload, NoteWritten):
+        elif isinstance(payload, command_events.NoteWritten):
             noted["note"] = payload.text
-        elif isinstance(payload, RunArchived):
+        elif isinstance(payload, command_events.RunArchived):
             noted["archived"] = payload.archived
-        elif isinstance(payload, DeletionRequested):
+        elif isinstance(payload, command_events.DeletionRequested):
             # Until "deleted" follows, it is unknown what is gone.
             noted["deleted_at"], noted["freed"], frees = event.time, None, payload.bytes
-        elif isinstance(payload, FilesDeleted):
+        elif isinstance(payload, command_events.FilesDeleted):
             noted["freed"] = frees
     return replace(run, tags=sorted(tags), **noted)
 
@@ -287,7 +271,7 @@ def _is_job_over(newest: Attempt | None, facts: Mapping[str, AttemptFacts]) -> b
     if newest is None:
         return False
     is_replaced = any(
-        isinstance(event.payload, JobReplaced | SurplusStart)
+        isinstance(event.payload, command_events.JobReplaced | agent_events.SurplusStart)
         for key, group in facts.items()
         if (start := split_attempt(key)) and start[0] == newest.job_id and start[1] > newest.restart
         for event in group.events

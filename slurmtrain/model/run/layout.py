@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any
 
 MANIFEST = "MANIFEST.json"
 JOURNALS = "journal"
@@ -21,11 +21,6 @@ _ATTEMPT = re.compile(r"(.+)\.([0-9]{1,9})")
 _NODE = re.compile(r"attempts/[^/]+/node-([0-9]{1,9})\.jsonl")
 
 
-class _HasPath(Protocol):
-    @property
-    def path(self) -> Path: ...
-
-
 class FixedPath:
     """A file or directory of a fixed name in a directory: an attribute of the directory's class."""
 
@@ -33,8 +28,9 @@ class FixedPath:
         """``name``: its path relative to that directory."""
         self._name = name
 
-    def __get__(self, owner: _HasPath, _: type | None = None) -> Path:
-        return owner.path / self._name
+    def __get__(self, owner: Any, _: type | None = None) -> Path:
+        path: Path = owner.path
+        return path / self._name
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +221,8 @@ class AttemptDir:
         """The journal of the process that reads a script's metrics; like a rank's, one for each round."""
         return self.path / (f"script.{self.round}.jsonl" if self.round else "script.jsonl")
 
-    @property
-    def setup_log(self) -> Path:
-        """The output of the lines of setup, which run on the first node."""
-        return self.helper_log("setup", 0)
+    setup_log = FixedPath("logs/setup-0.log")
+    """The output of the lines of setup, which run on the first node."""
 
     def helper_log(self, name: str, node: int) -> Path:
         """The output of what runs beside the ranks of this node, such as ``teardown``, or ``sidecar`` and its name."""
@@ -358,10 +352,8 @@ class RunsRoot:
     snapshots = FixedPath(SNAPSHOTS)
     """The code of the runs, each state of it once, and the hashes of files that have not changed since."""
 
-    @property
-    def snapshots_lock(self) -> Path:
-        """Held while it is decided whether a snapshot is needed."""
-        return self.snapshots / ".lock"
+    snapshots_lock = FixedPath(f"{SNAPSHOTS}/.lock")
+    """Held while it is decided whether a snapshot is needed."""
 
     def snapshot(self, name: str) -> SnapshotDir:
         """The snapshot of code with this hash."""
@@ -473,7 +465,10 @@ def checkpoint_name(step: int) -> str:
 
 def checkpoint_step(name: str) -> int | None:
     """The step of a published checkpoint from its directory name; None for anything else, even temporary ones."""
-    match = _STEP.fullmatch(name)
+    return _step(_STEP.fullmatch(name))
+
+
+def _step(match: re.Match[str] | None) -> int | None:
     return int(match[1]) if match else None
 
 
@@ -485,8 +480,7 @@ def staging_name(attempt: str, step: int) -> str:
 
 def staged_step(name: str) -> int | None:
     """The step of a checkpoint that an attempt was building; None for anything else."""
-    match = _STAGED.fullmatch(name)
-    return int(match[1]) if match else None
+    return _step(_STAGED.fullmatch(name))
 
 
 def trash_name(name: str) -> str:
@@ -507,8 +501,7 @@ def damaged_name(step: int, number: int) -> str:
 
 def damaged_step(name: str) -> int | None:
     """The step of a checkpoint that was moved aside as damaged; None for anything else."""
-    match = _DAMAGED.fullmatch(name)
-    return int(match[1]) if match else None
+    return _step(_DAMAGED.fullmatch(name))
 
 
 def outlives_deletion(path: str) -> bool:

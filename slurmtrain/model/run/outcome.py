@@ -29,16 +29,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts
-from slurmtrain.model.run.events.agent_events import (
-    AgentStarted,
-    JobRequeue,
-    NodeEnded,
-    RanksRestarted,
-    RanksStopping,
-    RequeueFailed,
-)
+from slurmtrain.model.run.events import agent_events, command_events
 from slurmtrain.model.run.events.base import AnyEvent, Event, select
-from slurmtrain.model.run.events.command_events import JobObserved, JobReplaced, UpstreamFailed
 from slurmtrain.model.run.job_state import CAUSE_OF_STATE, GONE, base, describe_state, is_final
 from slurmtrain.model.run.layout import node_of
 from slurmtrain.model.run.lineage import UPSTREAM
@@ -49,14 +41,14 @@ _LIMIT_MARGIN_S = 60.0
 # Causes for which the reason mentions the last step.
 _AT_A_STEP = frozenset({"preempted", "timeout", "cancelled"})
 
-End = Event[NodeEnded]
+End = Event[agent_events.NodeEnded]
 
 
 @dataclass(frozen=True, slots=True)
 class _Final:
     """The last observation that an attempt is over."""
 
-    observed: JobObserved
+    observed: command_events.JobObserved
     seen_at: float
 
     @property
@@ -88,27 +80,27 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
         cancels: When a person cancelled the run, in seconds since 1970.
     """
     # A node that was lost while the others kept running has no say in how the attempt ended.
-    lost = {str(node) for event in select(events, RanksRestarted) for node in event.payload.lost}
-    ends = [end for end in select(events, NodeEnded) if node_of(end.source) not in lost]
+    lost = {str(node) for event in select(events, agent_events.RanksRestarted) for node in event.payload.lost}
+    ends = [end for end in select(events, agent_events.NodeEnded) if node_of(end.source) not in lost]
     # Slurm may take back its word: a job that it called failed may be requeued.
     final = _last_final(events)
-    nodes = max((event.payload.nodes for event in select(events, AgentStarted)), default=0)
+    nodes = max((event.payload.nodes for event in select(events, agent_events.AgentStarted)), default=0)
     # Without any end, as in a damaged journal that calls every node lost, nothing says how the attempt ended.
     all_ended = nodes > 0 and bool(ends) and len({end.source for end in ends}) >= nodes - len(lost)
-    upstream = next(reversed(select(events, UpstreamFailed)), None)
+    upstream = next(reversed(select(events, command_events.UpstreamFailed)), None)
     if upstream is not None and not any(end.payload.cause == "completed" for end in ends):
         return closed(attempt, UPSTREAM, upstream.payload.reason, upstream.time, confirmed=True)
     requeue = requeue_record(events)
     if requeue is not None and requeue.intended:
         # A requeue ends the job's other nodes, some of them before they have journaled their end.
         last_end = max((end.time for end in ends), default=requeue.at)
-        return _put_back(attempt, requeue, select(events, NodeEnded), final, last_end)
+        return _put_back(attempt, requeue, select(events, agent_events.NodeEnded), final, last_end)
     if not (all_ended or final):
         return attempt
     last_end = max((end.time for end in ends), default=0.0)
     # Whether the last ranks of the attempt were asked to stop.
-    restarted_at = max((event.time for event in select(events, RanksRestarted)), default=-math.inf)
-    was_stopping = any(event.time > restarted_at for event in select(events, RanksStopping))
+    restarted_at = max((event.time for event in select(events, agent_events.RanksRestarted)), default=-math.inf)
+    was_stopping = any(event.time > restarted_at for event in select(events, agent_events.RanksStopping))
     slurm_completed = final is not None and base(final.state) == "COMPLETED" and not was_stopping
     if ends and all(end.payload.cause == "completed" for end in ends) and (all_ended or slurm_completed):
         return closed(attempt, "completed", "", last_end, confirmed=True)
@@ -117,7 +109,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
         return _closed_by(requeue, attempt, last_end or requeue.at)
     root = min((end for end in ends if end.payload.cause != "completed"), key=_blame, default=None)
     if root is not None and (cancelled_at is None or _failed_at(root) < cancelled_at):
-        is_of_slurm = any(event.payload.executor == "slurm" for event in select(events, AgentStarted))
+        is_of_slurm = any(event.payload.executor == "slurm" for event in select(events, agent_events.AgentStarted))
         if final is None and _stopped_by_signal(root) and is_of_slurm:
             # Preempted, cancelled or requeued? Its nodes cannot know, and Slurm has not said yet.
             return replace(attempt, reason=f"{root.payload.reason}; Slurm has not said why yet")
@@ -139,7 +131,7 @@ def superseded(attempt: Attempt, facts: AttemptFacts) -> Attempt:
 
     That alone does not confirm the cause: Slurm may still report one, such as a node failure. ``facts``: the attempt's.
     """
-    ends = select(facts.events, NodeEnded)
+    ends = select(facts.events, agent_events.NodeEnded)
     requeue = requeue_record(facts.events)
     if requeue is not None and attempt.cause != requeue.cause:
         return replace(_closed_by(requeue, attempt, requeue.at), excluded=requeue.excluded)
@@ -241,7 +233,7 @@ def _last_final(events: Sequence[AnyEvent]) -> _Final | None:
     """The last observation that the attempt is over; the scheduler's outrank the observation that it is gone."""
     finals = [
         _Final(event.payload, event.time)
-        for event in select(events, JobObserved)
+        for event in select(events, command_events.JobObserved)
         if is_final(event.payload.state or "")
     ]
     # A command that found nothing may have asked before Slurm had written its accounting.
@@ -304,8 +296,8 @@ def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
 
     If node 0 died right after journaling its intention, the start still counts as one that was to be requeued.
     """
-    requeues = select(events, JobRequeue)
-    refusals = [event for event in select(events, NodeEnded) if event.payload.cause == PREFLIGHT]
+    requeues = select(events, agent_events.JobRequeue)
+    refusals = [event for event in select(events, agent_events.NodeEnded) if event.payload.cause == PREFLIGHT]
     first = requeues[0] if requeues else None
     root = next((end for end in refusals if not end.payload.cascade), refusals[0] if first and refusals else None)
     if first is None and root is None:
@@ -314,7 +306,7 @@ def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
     cause = (first.payload.cause or PREFLIGHT) if first is not None else PREFLIGHT
     end = root if cause == PREFLIGHT else None
     was_repaired = any(_is_of_command(event) for event in requeues)
-    failures = [event for event in select(events, RequeueFailed) if not _is_of_command(event)]
+    failures = [event for event in select(events, agent_events.RequeueFailed) if not _is_of_command(event)]
     return RequeueRecord(
         cause=cause,
         reason=end.payload.reason if end else first.payload.why if first else "",
@@ -329,17 +321,17 @@ def requeue_record(events: Sequence[AnyEvent]) -> RequeueRecord | None:
 
 def final_state(events: Sequence[AnyEvent]) -> str | None:
     """The final state of the run, if node 0 journaled one at the end of a start; ``events``: node 0's."""
-    return next((end.payload.over for end in reversed(select(events, NodeEnded))), None)
+    return next((end.payload.over for end in reversed(select(events, agent_events.NodeEnded))), None)
 
 
 def reason_given_up(events: Iterable[AnyEvent]) -> str:
     """Why no command starts the run again after this start; empty if one may."""
-    return _last_reason([event for event in select(events, RequeueFailed) if _is_of_command(event)])
+    return _last_reason([event for event in select(events, agent_events.RequeueFailed) if _is_of_command(event)])
 
 
 def is_over(events: Iterable[AnyEvent]) -> bool:
     """Whether Slurm said that the job ended without being requeued, or a command ended it to submit another."""
-    return any(isinstance(event.payload, JobReplaced) or _is_final(event) for event in events)
+    return any(isinstance(event.payload, command_events.JobReplaced) or _is_final(event) for event in events)
 
 
 def describe_next_start(
@@ -367,11 +359,11 @@ def _is_of_command(event: AnyEvent) -> bool:
 
 
 def _is_final(event: AnyEvent) -> bool:
-    if not isinstance(event.payload, JobObserved) or event.payload.state is None:
+    if not isinstance(event.payload, command_events.JobObserved) or event.payload.state is None:
         return False
     # REQUEUED is the end of a start, and not of the job.
     return is_final(event.payload.state) and base(event.payload.state) != "REQUEUED"
 
 
-def _last_reason(failures: Sequence[Event[RequeueFailed]]) -> str:
+def _last_reason(failures: Sequence[Event[agent_events.RequeueFailed]]) -> str:
     return failures[-1].payload.reason if failures else ""

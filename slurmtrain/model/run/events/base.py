@@ -21,6 +21,7 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
+from functools import cache
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar, dataclass_transform
 
 UNUSABLE = object()
@@ -445,23 +446,17 @@ class FieldLayout(NamedTuple):
     read: Reader
 
 
-Layout: TypeAlias = tuple[FieldLayout, ...]
-_LAYOUTS: dict[type[Payload], Layout] = {}
-
-
-def layout(cls: type[Payload]) -> Layout:
+@cache  # looking at annotations takes longer than reading a line
+def layout(cls: type[Payload]) -> tuple[FieldLayout, ...]:
     """The fields of a class, except :attr:`Payload.extra`."""
-    # Once for each class: looking at annotations takes longer than reading a line.
-    if cls not in _LAYOUTS:
-        _LAYOUTS[cls] = tuple(
-            FieldLayout(
-                name=each.name,
-                key=each.metadata.get("key", each.name),
-                omit_none=bool(each.metadata.get("omit_none")),
-                is_required=each.default is MISSING and each.default_factory is MISSING,
-                read=reader_of_type(str(each.type)),
-            )
-            for each in fields(cls)
-            if each.name != "extra"
+    return tuple(
+        FieldLayout(
+            name=each.name,
+            key=each.metadata.get("key", each.name),
+            omit_none=bool(each.metadata.get("omit_none")),
+            is_required=each.default is MISSING and each.default_factory is MISSING,
+            read=reader_of_type(str(each.type)),
         )
-    return _LAYOUTS[cls]
+        for each in fields(cls)
+        if each.name != "extra"
+    )

@@ -147,9 +147,15 @@ def test_dearer_saves_and_fewer_interruptions_never_make_it_shorter(
     now = chosen(history, nodes=nodes, stall_s=stall)
     slack = 1 + 1e-9
     assert now.seconds <= chosen(history, nodes=nodes, stall_s=stall + more).seconds * slack
-    assert now.seconds <= chosen(history.plus(uptime_s=longer), nodes=nodes, stall_s=stall).seconds * slack
+    assert (
+        now.seconds
+        <= chosen(replace(history, uptime_s=history.uptime_s + longer), nodes=nodes, stall_s=stall).seconds * slack
+    )
     assert now.seconds <= chosen(history, nodes=nodes, stall_s=stall, uptime_s=longer).seconds * slack
-    assert chosen(history.plus(interruptions=fewer), nodes=nodes, stall_s=stall).seconds <= now.seconds * slack
+    assert (
+        chosen(replace(history, interruptions=history.interruptions + fewer), nodes=nodes, stall_s=stall).seconds
+        <= now.seconds * slack
+    )
     assert chosen(history, nodes=nodes + 1, stall_s=stall).seconds <= now.seconds * slack
 
 

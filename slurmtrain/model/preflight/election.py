@@ -60,11 +60,22 @@ class ExcludedAddress:
 
 @dataclass(frozen=True, slots=True)
 class Network:
-    """One address for each node, by number. ``pinned``: it is the interface that the spec names."""
+    """One address for each node, by number.
+
+    ``pinned``: it is the interface that the spec names. ``problems``: what probes found wrong with it. ``rate``: bytes
+    a second of the slowest link, if measured.
+    """
 
     name: str
     members: Mapping[int, Candidate]
     pinned: bool = False
+    problems: Sequence[NetworkProblem] = ()
+    rate: float | None = None
+
+    @property
+    def proved(self) -> bool:
+        """Whether no probe has failed."""
+        return not self.problems
 
     @property
     def family(self) -> int:
@@ -116,20 +127,6 @@ class NodeAddresses:
     coordinator_address: str | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class ProbedNetwork:
-    """A network and what probes found wrong with it. ``rate``: bytes a second of the slowest link, if measured."""
-
-    network: Network
-    problems: Sequence[NetworkProblem] = ()
-    rate: float | None = None
-
-    @property
-    def proved(self) -> bool:
-        """Whether every probe has succeeded."""
-        return not self.problems
-
-
 def candidate_networks(
     addresses: Mapping[int, NodeAddresses], pinned: str | None
 ) -> tuple[list[Network], list[ExcludedAddress]]:
@@ -165,7 +162,7 @@ def candidate_networks(
             networks.setdefault(_address_key(members), Network(name, dict(sorted(members.items())), is_pinned))
     # The addresses over which the nodes found node 0 are known to work: that network is kept however it ranks.
     working = _address_key(_members_by_route(addresses, usable))
-    ranked = sorted(networks.items(), key=lambda item: _merit(ProbedNetwork(item[1]), ()))
+    ranked = sorted(networks.items(), key=lambda item: _merit(item[1], ()))
     kept = [network for index, (key, network) in enumerate(ranked) if index < _MAX_PROBED or key == working]
     return kept, excluded
 
@@ -189,18 +186,18 @@ def probe_targets(node: int, nodes: int) -> list[int]:
     return sorted((near | {0}) - {node})
 
 
-def networks_to_rate(probed: Sequence[ProbedNetwork]) -> list[int]:
+def networks_to_rate(probed: Sequence[Network]) -> list[int]:
     """The indices of the networks whose rate has to be measured, since nothing else distinguishes them."""
     proved = [index for index, network in enumerate(probed) if network.proved]
-    speeds = [speed for index in proved if (speed := probed[index].network.speed_mbps) is not None]
+    speeds = [speed for index in proved if (speed := probed[index].speed_mbps) is not None]
     # An unknown speed may be the best one.
-    best = [index for index in proved if probed[index].network.speed_mbps in (None, max(speeds, default=None))]
+    best = [index for index in proved if probed[index].speed_mbps in (None, max(speeds, default=None))]
     # Networks of both families over the same interfaces have the same rate: reversed, so that the first one is kept.
-    by_interfaces = {tuple(sorted(probed[index].network.interfaces.items())): index for index in reversed(best)}
+    by_interfaces = {tuple(sorted(probed[index].interfaces.items())): index for index in reversed(best)}
     return sorted(by_interfaces.values()) if len(by_interfaces) > 1 else []
 
 
-def elect(probed: Sequence[ProbedNetwork]) -> int | None:
+def elect(probed: Sequence[Network]) -> int | None:
     """The index of the best network: proved, then pinned, then fast, then by a stable name. None if none is proved.
 
     The speed is what the kernel says; if that is equal or unknown, the measured rate decides, then the MTU. IPv4
@@ -210,9 +207,9 @@ def elect(probed: Sequence[ProbedNetwork]) -> int | None:
     return min(proved, key=lambda index: _merit(probed[index], probed), default=None)
 
 
-def better_unproved_networks(probed: Sequence[ProbedNetwork], elected: int) -> list[ProbedNetwork]:
+def better_unproved_networks(probed: Sequence[Network], elected: int) -> list[Network]:
     """Networks that would have been faster than the elected one, or are pinned, had they been proved."""
-    chosen = probed[elected].network
+    chosen = probed[elected]
 
     def is_better(network: Network) -> bool:
         speed, chosen_speed = network.speed_mbps, chosen.speed_mbps
@@ -221,7 +218,7 @@ def better_unproved_networks(probed: Sequence[ProbedNetwork], elected: int) -> l
         as_fast = speed == chosen_speed or speed is None or chosen_speed is None
         return not same_interfaces and (faster or network.pinned or (as_fast and network.mtu > chosen.mtu))
 
-    return [candidate for candidate in probed if not candidate.proved and is_better(candidate.network)]
+    return [candidate for candidate in probed if not candidate.proved and is_better(candidate)]
 
 
 def culprits(problems: Iterable[NetworkProblem], nodes: int) -> list[int]:
@@ -297,19 +294,18 @@ def _members_by_route(
     }
 
 
-def _merit(candidate: ProbedNetwork, probed: Sequence[ProbedNetwork]) -> tuple[Any, ...]:
+def _merit(network: Network, probed: Sequence[Network]) -> tuple[Any, ...]:
     """A key that sorts the best network first, among all that were probed.
 
     All nodes must arrive at the same choice at each attempt: the names at the end break ties.
     """
-    network = candidate.network
     best_rate = max((other.rate or 0.0 for other in probed if other.proved), default=0.0)
     # A network of the other family over the same interfaces has the same rate.
-    alike = (other.rate for other in probed if other.network.interfaces == network.interfaces)
-    rate = candidate.rate if candidate.rate is not None else next((each for each in alike if each is not None), None)
+    alike = (other.rate for other in probed if other.interfaces == network.interfaces)
+    rate = network.rate if network.rate is not None else next((each for each in alike if each is not None), None)
     fast = rate is None or rate * _EQUAL_RATE >= best_rate
     # An unknown speed counts as the best one, so that the measured rate decides.
-    speeds = [other.network.speed_mbps or 0 for other in probed if other.proved]
+    speeds = [other.speed_mbps or 0 for other in probed if other.proved]
     speed = network.speed_mbps if network.speed_mbps is not None else max(speeds, default=0)
     names = sorted(natural_sort_key(name) for name in set(network.interfaces.values()))
     return (not network.pinned, -speed, not fast, -network.mtu, network.family, names, network.name)

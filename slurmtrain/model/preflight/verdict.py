@@ -14,9 +14,9 @@ from slurmtrain.model.preflight.checks import blamed_nodes, judge_checks
 from slurmtrain.model.preflight.clock import ClockOffset, judge_clocks
 from slurmtrain.model.preflight.election import (
     ExcludedAddress,
+    Network,
     NetworkProblem,
     NodeAddresses,
-    ProbedNetwork,
     better_unproved_networks,
     culprits,
     nodes_without_interface,
@@ -52,7 +52,7 @@ class PreflightReports:
     facts: Mapping[int, Mapping[str, Mapping[str, Any]]]
     offsets: Mapping[int, ClockOffset | None]
     disciplines: Mapping[int, Mapping[str, Any]]
-    probed: Sequence[ProbedNetwork] | None = None
+    probed: Sequence[Network] | None = None
     elected: int | None = None
 
 
@@ -152,7 +152,7 @@ def judge_networks(reports: PreflightReports, spec: Spec) -> dict[int, Finding]:
     if reports.elected is not None:
         passed = _describe_network(probed[reports.elected])
         for better in better_unproved_networks(probed, reports.elected):
-            for node in culprits(better.problems, len(better.network.members)) or _involved_nodes(better):
+            for node in culprits(better.problems, len(better.members)) or _involved_nodes(better):
                 culprit = _describe_culprit(node, better, hosts)
                 # The best of several better networks comes first, and is worth the warning.
                 warned.setdefault(node, f"{passed}; {_describe_network(better)} would be better, but {culprit}")
@@ -166,7 +166,7 @@ def judge_networks(reports: PreflightReports, spec: Spec) -> dict[int, Finding]:
 
 
 def election_record(
-    probed: Sequence[ProbedNetwork],
+    probed: Sequence[Network],
     elected: int | None,
     excluded: Iterable[ExcludedAddress],
     hosts: Mapping[int, str],
@@ -183,15 +183,15 @@ def election_record(
     """
     networks = [
         {
-            "name": candidate.network.name,
-            "family": candidate.network.family,
-            "interfaces": {hosts[node]: member.interface for node, member in candidate.network.members.items()},
-            "addresses": {hosts[node]: member.address for node, member in candidate.network.members.items()},
-            "kind": candidate.network.kind,
-            "speed_mbps": candidate.network.speed_mbps,
-            "mtu": candidate.network.mtu,
+            "name": candidate.name,
+            "family": candidate.family,
+            "interfaces": {hosts[node]: member.interface for node, member in candidate.members.items()},
+            "addresses": {hosts[node]: member.address for node, member in candidate.members.items()},
+            "kind": candidate.kind,
+            "speed_mbps": candidate.speed_mbps,
+            "mtu": candidate.mtu,
             "measured_mb_per_s": None if candidate.rate is None else round(candidate.rate / 1e6, 1),
-            "pinned": candidate.network.pinned,
+            "pinned": candidate.pinned,
             "proved": candidate.proved,
             "problems": [_describe_problem(problem, hosts) for problem in candidate.problems],
         }
@@ -204,19 +204,17 @@ def election_record(
     return NetworkElected(networks=networks, excluded=left_out, elected=elected, tests=tests)
 
 
-def _network_failures(
-    reports: PreflightReports, probed: Sequence[ProbedNetwork], pinned: str | None
-) -> dict[int, _Failure]:
+def _network_failures(reports: PreflightReports, probed: Sequence[Network], pinned: str | None) -> dict[int, _Failure]:
     """The failures of the nodes that fail; ``pinned`` is the interface that the spec names, None for any."""
     addresses, hosts = reports.addresses, reports.hosts
-    if reports.elected is not None and (pinned is None or probed[reports.elected].network.pinned):
+    if reports.elected is not None and (pinned is None or probed[reports.elected].pinned):
         return {}
     # Most specific first: nodes that lack the interface explain everything that follows from it.
     lacking = nodes_without_interface(addresses, pinned) if pinned is not None else []
     if lacking:
         missing = f"{pinned} (network.interface) is not there, or down"
         return {node: (f"{missing}; {_describe_interfaces(addresses[node])}", {}) for node in lacking}
-    acceptable = [candidate for candidate in probed if candidate.network.pinned] if pinned else probed
+    acceptable = [candidate for candidate in probed if candidate.pinned] if pinned else probed
     if not acceptable:
         some = list(addresses.items())[:_MAX_NAMED]
         interfaces = "; ".join(f"{hosts[node]}: {_describe_interfaces(own)}" for node, own in some)
@@ -232,7 +230,7 @@ def _network_failures(
     return dict.fromkeys(involved, (summary, {"ambiguous": True}))
 
 
-def _involved_nodes(network: ProbedNetwork) -> list[int]:
+def _involved_nodes(network: Network) -> list[int]:
     return sorted({node for problem in network.problems for node in (problem.source, problem.target)})
 
 
@@ -240,18 +238,18 @@ def _describe_problem(problem: NetworkProblem, hosts: Mapping[int, str]) -> str:
     return f"{hosts[problem.source]} cannot reach {hosts[problem.target]}: {problem.reason}"
 
 
-def _describe_culprit(node: int, network: ProbedNetwork, hosts: Mapping[int, str]) -> str:
+def _describe_culprit(node: int, network: Network, hosts: Mapping[int, str]) -> str:
     own_problems = [problem for problem in network.problems if node in (problem.source, problem.target)]
     others = sorted({other for problem in own_problems for other in (problem.source, problem.target)} - {node})
     names = name_some([hosts[other] for other in others], _MAX_NAMED)
-    return f"apart from {names} on {network.network.name}: {_describe_problem(own_problems[0], hosts)}"
+    return f"apart from {names} on {network.name}: {_describe_problem(own_problems[0], hosts)}"
 
 
-def _describe_network(candidate: ProbedNetwork) -> str:
-    names = sorted(set(candidate.network.interfaces.values()))
-    speed_mbps = candidate.network.speed_mbps
+def _describe_network(candidate: Network) -> str:
+    names = sorted(set(candidate.interfaces.values()))
+    speed_mbps = candidate.speed_mbps
     speed = f", {speed_mbps / 1000:g} Gbit/s" if speed_mbps else ""
-    return f"{'/'.join(names[:_MAX_NAMED])} on {candidate.network.name}{speed}"
+    return f"{'/'.join(names[:_MAX_NAMED])} on {candidate.name}{speed}"
 
 
 def _describe_interfaces(addresses: NodeAddresses) -> str:

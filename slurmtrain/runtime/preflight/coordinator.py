@@ -31,9 +31,9 @@ from slurmtrain.model.preflight.clock import ClockOffset, clock_record
 from slurmtrain.model.preflight.election import (
     Candidate,
     ExcludedAddress,
+    Network,
     NetworkProblem,
     NodeAddresses,
-    ProbedNetwork,
 )
 from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.preflight.verdict import (
@@ -149,7 +149,7 @@ class _Coordinator:
             chosen = merged.elected
             if chosen is None and participant.spec.preflight.network.level != "fail":
                 chosen = election.elect([replace(network, problems=()) for network in probed])
-            members = {} if chosen is None else probed[chosen].network.members
+            members = {} if chosen is None else probed[chosen].members
         verdict, listeners = self._bind_ports(judge_nodes(merged, participant.spec), members)
         if listeners and participant.spec.preflight.bandwidth.level != "off":
             verdict = verdict.adding(await self._measure_bandwidth(members))
@@ -184,12 +184,12 @@ class _Coordinator:
         self._excluded += shared
         return ProbeTask(networks, ports, token)
 
-    async def _probed_networks(self, task: ProbeTask, reports: _Reports) -> list[ProbedNetwork]:
+    async def _probed_networks(self, task: ProbeTask, reports: _Reports) -> list[Network]:
         """The networks with the problems that nodes had on each, and measured rates if these have to decide."""
         probed = [
-            ProbedNetwork(
+            replace(
                 network,
-                [
+                problems=[
                     NetworkProblem(source=node, target=target, reason=reason)
                     for node, report in reports.items()
                     for target, reason in report["problems"][index]

@@ -20,7 +20,6 @@ from slurmtrain.model.preflight.election import (
     Network,
     NetworkProblem,
     NodeAddresses,
-    ProbedNetwork,
     better_unproved_networks,
     candidate_networks,
     culprits,
@@ -125,24 +124,24 @@ def test_the_order_of_problems_does_not_matter(pairs: list[tuple[int, int]]) -> 
 LOST = problems((0, 1))
 # Each is better than the next one by one criterion, and no better by any later one.
 RANKED = [
-    ProbedNetwork(make_network("z", "eth9", speed=10, mtu=500, family=6, pinned=True), rate=1e6),
-    ProbedNetwork(make_network("y", "eth8", speed=1000, mtu=600, family=6), rate=1e8),
-    ProbedNetwork(make_network("x", "eth7", speed=100, mtu=700, family=6), rate=9e8),
-    ProbedNetwork(make_network("w", "eth6", speed=100, mtu=900, family=6), rate=1e8),
-    ProbedNetwork(make_network("v", "eth10", speed=100, mtu=800, family=4), rate=1e8),
-    ProbedNetwork(make_network("u", "eth2", speed=100, mtu=800, family=6), rate=1e8),
-    ProbedNetwork(make_network("t", "eth4", speed=100, mtu=800, family=6), rate=1e8),
+    replace(make_network("z", "eth9", speed=10, mtu=500, family=6, pinned=True), rate=1e6),
+    replace(make_network("y", "eth8", speed=1000, mtu=600, family=6), rate=1e8),
+    replace(make_network("x", "eth7", speed=100, mtu=700, family=6), rate=9e8),
+    replace(make_network("w", "eth6", speed=100, mtu=900, family=6), rate=1e8),
+    replace(make_network("v", "eth10", speed=100, mtu=800, family=4), rate=1e8),
+    replace(make_network("u", "eth2", speed=100, mtu=800, family=6), rate=1e8),
+    replace(make_network("t", "eth4", speed=100, mtu=800, family=6), rate=1e8),
 ]
 
 
 def test_a_network_that_is_not_proved_is_never_elected() -> None:
     assert elect([]) is None
-    assert elect([ProbedNetwork(make_network(), LOST), ProbedNetwork(make_network(pinned=True), LOST)]) is None
-    assert elect([ProbedNetwork(make_network(pinned=True), LOST), ProbedNetwork(make_network(speed=1))]) == 1
+    assert elect([replace(make_network(), problems=LOST), replace(make_network(pinned=True), problems=LOST)]) is None
+    assert elect([replace(make_network(pinned=True), problems=LOST), make_network(speed=1)]) == 1
 
 
-def probed(rate: float | None = None, name: str = "n", **options: Any) -> ProbedNetwork:
-    return ProbedNetwork(make_network(name, **options), rate=rate)
+def probed(rate: float | None = None, name: str = "n", **options: Any) -> Network:
+    return replace(make_network(name, **options), rate=rate)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def probed(rate: float | None = None, name: str = "n", **options: Any) -> Probed
         pytest.param(probed(9e8, speed=None), probed(1e8, speed=None), id="rate-alone"),
     ],
 )
-def test_the_better_one_is_elected_in_either_order(better: ProbedNetwork, worse: ProbedNetwork) -> None:
+def test_the_better_one_is_elected_in_either_order(better: Network, worse: Network) -> None:
     assert elect([better, worse]) == 0
     assert elect([worse, better]) == 1
 
@@ -173,7 +172,7 @@ def test_an_unknown_speed_may_be_the_best_and_a_rate_over_one_family_counts_for_
 
 
 @given(st.permutations(RANKED), st.sets(st.sampled_from(RANKED[:3]).map(RANKED.index)))
-def test_the_order_in_which_networks_stand_changes_nothing(order: list[ProbedNetwork], lost: set[int]) -> None:
+def test_the_order_in_which_networks_stand_changes_nothing(order: list[Network], lost: set[int]) -> None:
     broken = [RANKED[index] for index in lost]
     probed = [replace(network, problems=LOST) if network in broken else network for network in order]
     elected = elect(probed)
@@ -204,17 +203,17 @@ def test_rates_are_measured_if_speeds_do_not_decide() -> None:
 
 
 def test_a_better_network_that_was_not_proved_is_found() -> None:
-    elected_interface = ProbedNetwork(make_network(interface="eth0", speed=1000))
-    faster = ProbedNetwork(make_network("faster", "ib0", speed=100_000), LOST)
-    slower = ProbedNetwork(make_network("slower", "eth1", speed=100), LOST)
-    wider = ProbedNetwork(make_network("wider", "eth2", speed=1000, mtu=9000), LOST)
-    rated = ProbedNetwork(make_network("asked", "eth3", speed=10, pinned=True), LOST)
-    other_family = ProbedNetwork(make_network("other", "eth0", mtu=9000, family=6), LOST)
-    partly_unknown = ProbedNetwork(make_network("unsaid", "eth4", speed=None), LOST)
+    elected_interface = make_network(interface="eth0", speed=1000)
+    faster = replace(make_network("faster", "ib0", speed=100_000), problems=LOST)
+    slower = replace(make_network("slower", "eth1", speed=100), problems=LOST)
+    wider = replace(make_network("wider", "eth2", speed=1000, mtu=9000), problems=LOST)
+    rated = replace(make_network("asked", "eth3", speed=10, pinned=True), problems=LOST)
+    other_family = replace(make_network("other", "eth0", mtu=9000, family=6), problems=LOST)
+    partly_unknown = replace(make_network("unsaid", "eth4", speed=None), problems=LOST)
     networks = better_unproved_networks(
         [elected_interface, faster, slower, wider, rated, other_family, partly_unknown], 0
     )
-    assert [network.network.name for network in networks] == ["faster", "wider", "asked"]
+    assert [network.name for network in networks] == ["faster", "wider", "asked"]
     assert better_unproved_networks([elected_interface, replace(faster, problems=())], 0) == []
 
 

@@ -21,7 +21,6 @@ from slurmtrain.model.preflight.election import (
     Network,
     NetworkProblem,
     NodeAddresses,
-    ProbedNetwork,
     elect,
 )
 from slurmtrain.model.preflight.finding import Finding
@@ -139,7 +138,7 @@ def reports(nodes: int = 3, **differing: Any) -> PreflightReports:
         "facts": dict.fromkeys(range(nodes), facts),
         "offsets": {node: ClockOffset(0.0, 1e-4 if node else 0.0, 32 if node else 0) for node in range(nodes)},
         "disciplines": dict.fromkeys(range(nodes), DISCIPLINE),
-        "probed": [ProbedNetwork(make_network(nodes))],
+        "probed": [make_network(nodes)],
         "elected": 0,
     }
     return PreflightReports(**{**values, **differing})
@@ -281,7 +280,7 @@ def unreachable(*pairs: tuple[int, int], reason: str = "10.1.0.3 does not answer
 WITHOUT_2 = unreachable((0, 2), (1, 2), (3, 2), (2, 0), (2, 1), (2, 3))
 
 
-def reports_of_networks(probed: Sequence[ProbedNetwork], addresses: Mapping[int, NodeAddresses]) -> PreflightReports:
+def reports_of_networks(probed: Sequence[Network], addresses: Mapping[int, NodeAddresses]) -> PreflightReports:
     hosts = {node: f"node{node}" for node in addresses}
     nothing: dict[int, Any] = {node: {} for node in addresses}
     return PreflightReports(
@@ -296,10 +295,10 @@ def reports_of_networks(probed: Sequence[ProbedNetwork], addresses: Mapping[int,
 
 
 def judge(
-    probed: Sequence[ProbedNetwork], *, pinned: str = "auto", level: str = "fail", lacks: Iterable[int] = ()
+    probed: Sequence[Network], *, pinned: str = "auto", level: str = "fail", lacks: Iterable[int] = ()
 ) -> list[Finding]:
     """The nodes' findings, in order; nodes in ``lacks`` have eth0 only."""
-    nodes = len(probed[0].network.members) if probed else 4
+    nodes = len(probed[0].members) if probed else 4
     cards = {
         node: [Candidate(interface=name, address=f"10.9.{node}.1", prefix=24) for name in ("eth0", "ib0")]
         for node in range(nodes)
@@ -328,10 +327,10 @@ def ambiguous(findings: Iterable[Finding]) -> list[bool]:
 def test_nodes_that_all_reach_each_other_pass_with_the_network_that_was_elected() -> None:
     # It is no matter if a worse one is blocked.
     for worse in ([], WITHOUT_2):
-        findings = judge([ProbedNetwork(fast()), ProbedNetwork(slow(), worse)])
+        findings = judge([fast(), replace(slow(), problems=worse)])
         assert statuses(findings) == ["pass"] * 4
         assert {finding.summary for finding in findings} == {"ib0 on 10.1.0.0/24, 200 Gbit/s"}
-    pinned = judge([ProbedNetwork(slow(pinned=True)), ProbedNetwork(fast())], pinned="eth0")
+    pinned = judge([slow(pinned=True), fast()], pinned="eth0")
     assert statuses(pinned) == ["pass"] * 4
     assert pinned[0].summary == "eth0 on 10.0.0.0/24, 1 Gbit/s"
 
@@ -344,11 +343,11 @@ def test_a_summary_names_all_interfaces_and_has_the_speed_if_it_is_known() -> No
         (network_over(2, "interface eth0", "eth0"), "eth0 on interface eth0"),
         (Network(network.name, {0: network.members[0], 1: other}), "hsn0/ib0 on 10.1.0.0/24, 200 Gbit/s"),
     ):
-        assert judge([ProbedNetwork(elected)])[1].summary == text
+        assert judge([elected])[1].summary == text
 
 
 def test_a_better_network_that_is_blocked_at_one_node_is_a_warning_of_that_node() -> None:
-    findings = judge([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow())])
+    findings = judge([replace(fast(), problems=WITHOUT_2), slow()])
     assert statuses(findings) == ["pass", "pass", "warn", "pass"]
     assert findings[0].summary == "eth0 on 10.0.0.0/24, 1 Gbit/s"
     assert findings[2].summary == (
@@ -358,7 +357,7 @@ def test_a_better_network_that_is_blocked_at_one_node_is_a_warning_of_that_node(
 
 
 def test_a_better_network_in_which_one_pair_is_apart_is_a_warning_of_both() -> None:
-    findings = judge([ProbedNetwork(fast(), unreachable((3, 1))), ProbedNetwork(slow())])
+    findings = judge([replace(fast(), problems=unreachable((3, 1))), slow()])
     assert statuses(findings) == ["pass", "warn", "pass", "warn"]
     assert "apart from node3 on 10.1.0.0/24: node3 cannot reach node1: 10.1.0.3" in findings[1].summary
     assert "apart from node1 on 10.1.0.0/24" in findings[3].summary
@@ -368,7 +367,7 @@ def test_a_better_network_in_which_one_pair_is_apart_is_a_warning_of_both() -> N
 
 
 def test_a_node_that_is_apart_on_every_network_fails_alone() -> None:
-    findings = judge([ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), WITHOUT_2)])
+    findings = judge([replace(fast(), problems=WITHOUT_2), replace(slow(), problems=WITHOUT_2)])
     assert statuses(findings) == ["pass", "pass", "fail", "pass"]
     assert findings[2].summary == (
         "apart from node0, node1, node3 on 10.1.0.0/24: node0 cannot reach node2: 10.1.0.3 does not answer within 2 s"
@@ -377,7 +376,9 @@ def test_a_node_that_is_apart_on_every_network_fails_alone() -> None:
 
 
 def test_of_a_pair_that_is_apart_both_fail_and_none_is_surely_at_fault() -> None:
-    findings = judge([ProbedNetwork(fast(), unreachable((1, 3), (3, 1))), ProbedNetwork(slow(), unreachable((1, 3)))])
+    findings = judge(
+        [replace(fast(), problems=unreachable((1, 3), (3, 1))), replace(slow(), problems=unreachable((1, 3)))]
+    )
     assert statuses(findings) == ["pass", "fail", "pass", "fail"]
     text = "10.1.0.3 does not answer within 2 s"
     assert findings[1].summary == f"node1 cannot reach node3: {text}; node3 cannot reach node1: {text}"
@@ -388,13 +389,13 @@ def test_of_a_pair_that_is_apart_both_fail_and_none_is_surely_at_fault() -> None
 @pytest.mark.parametrize(
     "probed",
     [
-        [ProbedNetwork(fast(2), unreachable((0, 1)))],
+        [replace(fast(2), problems=unreachable((0, 1)))],
         # Networks accuse different nodes, or one of them accuses none.
-        [ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), unreachable((0, 1), (2, 1), (3, 1)))],
-        [ProbedNetwork(fast(), WITHOUT_2), ProbedNetwork(slow(), unreachable((2, 0)))],
+        [replace(fast(), problems=WITHOUT_2), replace(slow(), problems=unreachable((0, 1), (2, 1), (3, 1)))],
+        [replace(fast(), problems=WITHOUT_2), replace(slow(), problems=unreachable((2, 0)))],
     ],
 )
-def test_where_none_is_surely_at_fault_all_fail(probed: list[ProbedNetwork]) -> None:
+def test_where_none_is_surely_at_fault_all_fail(probed: list[Network]) -> None:
     findings = judge(probed)
     assert set(statuses(findings)) == {"fail"}
     assert all(ambiguous(findings))
@@ -416,7 +417,7 @@ def test_no_more_than_a_few_nodes_are_named() -> None:
     without_network = judge_networks(reports_of_networks([], node_addresses), Spec())
     assert without_network[19].summary.count("it has no usable interface") == 4
     problems = unreachable(*((node, 7) for node in range(nodes) if node != 7))
-    cut_off = judge_networks(reports_of_networks([ProbedNetwork(fast(nodes), problems)], node_addresses), Spec())
+    cut_off = judge_networks(reports_of_networks([replace(fast(nodes), problems=problems)], node_addresses), Spec())
     assert statuses(cut_off.values()).count("fail") == 1
     assert cut_off[7].summary.startswith(
         "apart from node0, node1, node2, node3 and 15 more on 10.1.0.0/24: node0 cannot"
@@ -427,21 +428,21 @@ def test_no_more_than_a_few_nodes_are_named() -> None:
 
 
 def test_a_node_without_the_pinned_interface_fails_with_what_it_has() -> None:
-    findings = judge([ProbedNetwork(slow())], pinned="ib0", lacks=[1])
+    findings = judge([slow()], pinned="ib0", lacks=[1])
     assert statuses(findings) == ["pass", "fail", "pass", "pass"]
     assert findings[1].summary == "ib0 (network.interface) is not there, or down; it has eth0"
     assert ambiguous(findings) == [False] * 4
-    assert statuses(judge([ProbedNetwork(slow())], pinned="hsn7")) == ["fail"] * 4
+    assert statuses(judge([slow()], pinned="hsn7")) == ["fail"] * 4
 
 
 def test_the_pinned_interface_counts_even_where_another_one_reaches_all() -> None:
-    findings = judge([ProbedNetwork(fast(pinned=True), WITHOUT_2), ProbedNetwork(slow())], pinned="ib0")
+    findings = judge([replace(fast(pinned=True), problems=WITHOUT_2), slow()], pinned="ib0")
     assert statuses(findings) == ["pass", "pass", "fail", "pass"]
     assert findings[2].summary.startswith("apart from node0, node1, node3 on 10.1.0.0/24: ")
 
 
 def test_a_pinned_interface_that_connects_nothing_is_no_network_in_common() -> None:
-    findings = judge([ProbedNetwork(slow())], pinned="ib0")
+    findings = judge([slow()], pinned="ib0")
     assert statuses(findings) == ["fail"] * 4
     assert findings[0].summary.startswith("the nodes have no network in common (node0: it has eth0, ib0; ")
 
@@ -451,10 +452,10 @@ def test_a_pinned_interface_that_connects_nothing_is_no_network_in_common() -> N
 
 @pytest.mark.parametrize(
     "probed",
-    [[ProbedNetwork(fast(), WITHOUT_2)], [ProbedNetwork(fast(), unreachable((0, 1)))], []],
+    [[replace(fast(), problems=WITHOUT_2)], [replace(fast(), problems=unreachable((0, 1)))], []],
     ids=["one", "pair", "none"],
 )
-def test_at_a_level_of_warn_no_node_fails(probed: list[ProbedNetwork]) -> None:
+def test_at_a_level_of_warn_no_node_fails(probed: list[Network]) -> None:
     failed, warned = judge(probed), judge(probed, level="warn")
     assert statuses(warned) == [{"fail": "warn"}.get(network.status, network.status) for network in failed]
     assert "fail" in statuses(failed)
@@ -467,7 +468,7 @@ HOSTS: Mapping[int, str] = {0: "alpha", 1: "beta"}
 
 
 def test_the_record_of_the_election_has_every_network_and_its_problems() -> None:
-    probed = [ProbedNetwork(fast(2), unreachable((0, 1))), ProbedNetwork(slow(2, pinned=True), rate=117_649_000.0)]
+    probed = [replace(fast(2), problems=unreachable((0, 1))), replace(slow(2, pinned=True), rate=117_649_000.0)]
     excluded = [ExcludedAddress(node=1, interface="br0", address="172.17.0.1", reason="2 nodes have this address")]
     record = election_record(probed, 1, excluded, HOSTS, 6).to_json()
     assert record == {

@@ -14,6 +14,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+from slurmtrain.model.hostlist import name_some
+
 _FIRST = re.compile(r"# (?P<python>.*), Python (?P<version>.*)")
 _LINE = re.compile(r"(?P<name>[^=\s]+)==(?P<version>\S+)(?:  # (?P<detail>.*))?")
 
@@ -105,24 +107,13 @@ def changes_between(earlier: Mapping[str, str], later: Mapping[str, str]) -> Cha
     }
 
 
-def changes_in_words(changes: Changes, most: int = 5) -> str:
-    """Changes in a few words, such as ``torch 2.12 -> 2.13, no numba any more``.
-
-    Args:
-        changes: What differs.
-        most: How many are named.
-    """
-    parts = [_describe_change(name, *texts) for name, texts in list(changes.items())[:most]]
-    more = len(changes) - len(parts)
-    return ", ".join([*parts, *([f"and {more} more"] if more else [])])
-
-
-def _describe_change(name: str, earlier: str | None, later: str | None) -> str:
-    if earlier is None:
-        return f"{name} {later} (new)"
-    if later is None:
-        return f"no {name} any more (was {earlier})"
-    return f"{name} {earlier} -> {later}"
+def changes_in_words(changes: Changes) -> str:
+    """Changes in a few words, such as ``torch 2.12 -> 2.13, no numba any more``."""
+    texts = []
+    for name, (earlier, later) in changes.items():
+        text = f"{name} {earlier} -> {later}" if earlier is not None else f"{name} {later} (new)"
+        texts.append(text if later is not None else f"no {name} any more (was {earlier})")
+    return name_some(texts, _MAX_CHANGES)
 
 
 KINDS = ("python", "versions", "packages", "machines", "variables")
@@ -184,7 +175,8 @@ def _counted(machines: Mapping[str, int]) -> dict[str, str]:
 
 
 GLOO, NCCL = "gloo", "nccl"
-# How many hosts a reason names.
+# How many changes a line names, and how many hosts a reason.
+_MAX_CHANGES = 5
 _MAX_NAMED = 4
 
 
@@ -242,9 +234,7 @@ def elect_backend(ranks: Sequence[RankHardware]) -> ElectedBackend:
 
 def _hosts_of(ranks: Iterable[RankHardware]) -> str:
     """The hosts of some ``ranks``."""
-    hosts = list(dict.fromkeys(rank.host for rank in ranks))
-    more = f" and {len(hosts) - _MAX_NAMED} more" if len(hosts) > _MAX_NAMED else ""
-    return ", ".join(hosts[:_MAX_NAMED]) + more
+    return name_some(list(dict.fromkeys(rank.host for rank in ranks)), _MAX_NAMED)
 
 
 SBATCH_PREFIX = "SBATCH_"

@@ -1,4 +1,4 @@
-"""Slurm's lists of nodes, such as ``rack[0-1]node[2-3],login1``, expanded and compressed without Slurm.
+"""Slurm's lists of nodes, such as ``rack[0-1]node[2-3],login1``, expanded and compressed without Slurm; names in order.
 
 ``expand_hostlist`` returns what ``scontrol show hostnames`` of Slurm 22.05 prints, in its order and with its
 duplicates. It is stricter where Slurm only guesses: it refuses unclosed brackets, and blanks or signs in numbers.
@@ -106,3 +106,8 @@ def natural_sort_key(name: str) -> tuple[tuple[int, str], ...]:
     """A key that sorts node2 before node10."""
     # Pairs of the same types throughout, since a number cannot be compared with text.
     return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", name) if part)
+
+
+def name_some(names: Sequence[object], most: int = 3) -> str:
+    """The first of these ``names``, at ``most`` so many, and how many more there are."""
+    return ", ".join(map(str, names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")

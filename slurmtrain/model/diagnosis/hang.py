@@ -16,6 +16,8 @@ from enum import IntEnum
 from statistics import median_low
 from typing import Any
 
+from slurmtrain.model.hostlist import name_some
+
 
 class Phase(IntEnum):
     """What a rank is doing, as the watchdog distinguishes it. The numbers are in heartbeats; they must not change."""
@@ -287,9 +289,7 @@ def _outside(ranks: Sequence[RankState], inside: Callable[[RankState], bool]) ->
 def _name_ranks(ranks: Sequence[RankState]) -> str:
     if len(ranks) == 1:
         return f"rank {ranks[0].rank} (node {ranks[0].node})"
-    shown = ", ".join(f"{rank.rank} (node {rank.node})" for rank in ranks[:_SHOWN])
-    more = len(ranks) - _SHOWN
-    return f"ranks {shown}" + (f" and {more} more" if more > 0 else "")
+    return f"ranks {name_some([f'{rank.rank} (node {rank.node})' for rank in ranks], _SHOWN)}"
 
 
 def _at(rank: RankState) -> str:
@@ -325,17 +325,7 @@ class Straggler:
 class Stragglers:
     """Detects ranks that have become slower than others: each is reported once, and again if it recovers in between."""
 
-    def __init__(self, ratio: float = RATIO, looks: int = LOOKS, least_s: float = LEAST_SLOWNESS_S) -> None:
-        """Set the limits.
-
-        Args:
-            ratio: A slow rank's own time is more than this many times the median.
-            looks: After this many consecutive looks a rank counts as slow, and after as many as normal again.
-            least_s: A slow rank's own time is more than this many seconds above the median.
-        """
-        self._ratio = ratio
-        self._looks = looks
-        self._least_s = least_s
+    def __init__(self) -> None:
         # By rank: for how many consecutive looks its state has differed from that in ``_slow``.
         self._changed: dict[int, int] = {}
         self._slow: set[int] = set()
@@ -349,13 +339,13 @@ class Stragglers:
         median = median_low(measured.values())
         stragglers = []
         for rank, seconds in sorted(measured.items()):
-            is_slow = seconds > self._ratio * median and seconds > median + self._least_s
+            is_slow = seconds > RATIO * median and seconds > median + LEAST_SLOWNESS_S
             if is_slow == (rank in self._slow):
                 self._changed.pop(rank, None)
                 continue
             # With this look the rank may start, or stop, counting as slow.
             self._changed[rank] = self._changed.get(rank, 0) + 1
-            if self._changed[rank] == self._looks:
+            if self._changed[rank] == LOOKS:
                 del self._changed[rank]
                 self._slow ^= {rank}
                 if is_slow:

@@ -22,9 +22,12 @@ from slurmtrain.model.diagnosis.patterns import (
     Pattern,
     explain_xid,
 )
+from slurmtrain.model.hostlist import name_some
 
 # How many characters on each side of a needle are searched: some logs have lines of megabytes.
 _REACH = 2000
+# How many of the first lines of a pattern are searched, and how many of the last.
+_LIMIT = 20
 _ONE_DAY = timedelta(days=1)
 
 
@@ -55,11 +58,11 @@ class Hit:
 # --- matching -----------------------------------------------------------------------------------------------------
 
 
-def scan_log(text: str, limit: int = 20) -> Iterator[tuple[int, Pattern, re.Match[str], str]]:
+def scan_log(text: str) -> Iterator[tuple[int, Pattern, re.Match[str], str]]:
     """(offset of the line, pattern, match, line) for each line of a log that matches a pattern.
 
-    For each pattern, at most the first ``limit`` and the last ``limit`` lines are searched: a failing loop may write
-    the same line for hours. Long lines are cut to the surroundings of the match.
+    For each pattern, only the first and the last lines are searched: a failing loop may write the same line for
+    hours. Long lines are cut to the surroundings of the match.
     """
     for pattern in PATTERNS:
         # Almost no line contains a needle, and searching for one runs in C; the expression is tried on the few that do.
@@ -72,12 +75,12 @@ def scan_log(text: str, limit: int = 20) -> Iterator[tuple[int, Pattern, re.Matc
                 end = text.find("\n", at)
                 at = text.find(needle, end) if end >= 0 else -1
         places = sorted(needle_by_line.items())
-        candidates = places if len(places) <= 2 * limit else [*places[:limit], *places[-limit:]]
+        candidates = places if len(places) <= 2 * _LIMIT else [*places[:_LIMIT], *places[-_LIMIT:]]
         for begin, at in candidates:
             end = text.find("\n", at, at + _REACH)
             line = text[max(begin, at - _REACH) : end if end >= 0 else at + _REACH].rstrip("\r")
             match = pattern.regex.search(line)
-            if match is not None and not is_advice(line) and not is_code(line):
+            if match is not None and reports(line):
                 yield begin, pattern, match, line
 
 
@@ -93,14 +96,10 @@ _CODE = re.compile(r"^\s*(?:(?:raise|except|elif|if|assert|return)\b|print\(|#)"
 _PREFIX = re.compile(r"^(?:\[[^\]]*\]:?\s*|\d{4}-\d\d-\d\d[T ]\S+\s*|[A-Z]+:?\s+(?=[A-Z]))+")
 
 
-def is_advice(line: str) -> bool:
-    """Whether a line only gives advice, rather than reporting what happened."""
-    return _ADVICE.search(_PREFIX.sub("", line)) is not None
-
-
-def is_code(line: str) -> bool:
-    """Whether a line quotes source code, rather than reporting what happened."""
-    return _CODE.search(_PREFIX.sub("", line)) is not None
+def reports(line: str) -> bool:
+    """Whether a line reports what happened, rather than giving advice or quoting source code."""
+    message = _PREFIX.sub("", line)
+    return not _ADVICE.search(message) and not _CODE.search(message)
 
 
 def make_hit(pattern: Pattern, match: re.Match[str], **attributes: object) -> Hit:
@@ -305,5 +304,4 @@ def _numbers_by_group(hits: Sequence[Hit], name: str, group: int) -> dict[str, d
 
 
 def _list_ranks(ranks: Sequence[int]) -> str:
-    shown = ", ".join(str(rank) for rank in ranks[:8])
-    return f"rank {shown}" if len(ranks) == 1 else f"ranks {shown}" + (" and more" if len(ranks) > 8 else "")
+    return f"rank{'s' * (len(ranks) > 1)} {name_some(ranks, 8)}"

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, NamedTuple
 
 from slurmtrain.model.experiment.kinds import Conflict, Items, Scalar, choice, text
 from slurmtrain.model.experiment.values import parse_size, write_size
+from slurmtrain.model.hostlist import name_some
 
 _HEX = frozenset("0123456789abcdef")
 # In hex digits, of git's SHA-1 and SHA-256.
@@ -93,14 +94,12 @@ def without_data_directories(paths: Collection[str]) -> list[str]:
 
 def without_places(paths: Collection[str], places: Collection[str]) -> list[str]:
     """The paths that are neither among the ``places`` nor in a directory of them that has no programs."""
-    by_path = {path: [each for each in (path, *_parents(path)) if each in places] for path in paths} if places else {}
+    by_path = {
+        path: [each for each in (path, *map(str, PurePosixPath(path).parents[:-1])) if each in places]
+        for path in (paths if places else ())
+    }
     with_code = {place for path, its in by_path.items() if posixpath.splitext(path)[1] in _CODE for place in its}
     return [path for path in paths if with_code.issuperset(by_path.get(path, ()))]
-
-
-def _parents(path: str) -> Iterator[str]:
-    while path := posixpath.dirname(path):
-        yield path
 
 
 def names_by_directory(paths: Iterable[str]) -> dict[str, set[str]]:
@@ -243,7 +242,7 @@ class Difference(NamedTuple):
     def text(self) -> str:
         """This in a few words, such as ``2 changed (a.py, b.py), 1 added (c.py)``."""
         parts = ((self.changed, "changed"), (self.added, "added"), (self.removed, "removed"))
-        texts = [f"{len(paths)} {how} ({_some(paths)})" for paths, how in parts if paths]
+        texts = [f"{len(paths)} {how} ({name_some(paths)})" for paths, how in parts if paths]
         return ", ".join(texts) or "no file differs"
 
 
@@ -255,11 +254,6 @@ def compare_manifests(earlier: CodeManifest, later: CodeManifest) -> Difference:
         [path for path in after if path not in before],
         [path for path in before if path not in after],
     )
-
-
-def _some(paths: Sequence[str], most: int = 3) -> str:
-    more = len(paths) - most
-    return ", ".join(paths[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -208,22 +208,19 @@ def make_plan(
         tracking=tracking,
         env={name: REDACTED if is_secret_variable(name, value) else value for name, value in spec.env.items()},
     )
-    return Plan(spec=resolved, workdir=workdir, python=python, template=_without_secrets(template)), secrets
+    # An interpolation such as ${oc.env:TOKEN} is not a secret, and the next attempt needs it to find the value.
+    env = {
+        name: REDACTED if is_secret_variable(name, value) and "${" not in str(value) else value
+        for name, value in (template.get("env") or {}).items()
+    }
+    template = {**template, "env": env} if env else dict(template)
+    return Plan(spec=resolved, workdir=workdir, python=python, template=template), secrets
 
 
 def written_resources(template: Mapping[str, Any]) -> Collection[str]:
     """The keys of ``resources`` that a spec has, before interpolation."""
     resources = template.get("resources")
     return [key for key, value in resources.items() if value is not None] if isinstance(resources, Mapping) else []
-
-
-def _without_secrets(template: Mapping[str, Any]) -> dict[str, Any]:
-    # An interpolation such as ${oc.env:TOKEN} is not a secret, and the next attempt needs it to find the value.
-    env = {
-        name: REDACTED if is_secret_variable(name, value) and "${" not in str(value) else value
-        for name, value in (template.get("env") or {}).items()
-    }
-    return {**template, "env": env} if env else dict(template)
 
 
 def without_defaults(content: Mapping[str, Any], keys: Sequence[KeyPath]) -> dict[str, Any]:

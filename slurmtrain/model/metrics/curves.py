@@ -18,7 +18,8 @@ from array import array
 from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import groupby
+from itertools import groupby, repeat
+from operator import sub
 from typing import Any, NamedTuple
 
 from slurmtrain.model.metrics.columns import Block, MetricSummary, is_increasing
@@ -341,7 +342,12 @@ def mean_curve(curves: Sequence[tuple[Points, float]]) -> MeanCurve:
     """
     result = MeanCurve()
     # Merged, not collected: the curves of all runs need not fit into memory twice.
-    rows = heapq.merge(*(_rows_since(points, since) for points, since in curves))
+    rows = heapq.merge(
+        *(
+            zip(points.steps, map(sub, points.times, repeat(since)), points.values, strict=False)
+            for points, since in curves
+        )
+    )
     for step, group in groupby(rows, key=lambda row: row[0]):
         at_step = list(group)
         time = math.fsum(time for _, time, _ in at_step) / len(at_step)
@@ -352,11 +358,6 @@ def mean_curve(curves: Sequence[tuple[Points, float]]) -> MeanCurve:
         result.highs.append(1, step, time, max(values))
         result.counts.append(len(at_step))
     return result
-
-
-def _rows_since(points: Points, since: float) -> Iterator[tuple[int, float, float]]:
-    """Each point: step, seconds since the start, value."""
-    return ((step, time - since, value) for _, step, time, value in points.rows())
 
 
 class AttemptLines(NamedTuple):

@@ -116,24 +116,19 @@ def covered_until(checkpoints: Iterable[Checkpoint]) -> Callable[[int, float], f
     Args:
         checkpoints: The run's checkpoints; only checkpoints that a later attempt can resume from count.
     """
-    usable = [each for each in checkpoints if each.on_disk and each.complete and each.step is not None]
+    usable = [each for each in checkpoints if each.on_disk and each.complete]
     # Of a checkpoint that a script's own library has saved, the attempt may be unknown.
-    of_attempts = _Saved([((each.attempt, each.saved_at), each.step) for each in usable if each.attempt and each.step])
-    other = _Saved([((0, each.saved_at), each.step) for each in usable if not each.attempt and each.step])
-    return lambda attempt, time: max(of_attempts.largest_after(attempt, time), other.largest_after(0, time))
+    of_attempts = _largest_after([((each.attempt, each.saved_at), each.step) for each in usable if each.attempt])
+    other = _largest_after([((0, each.saved_at), each.step) for each in usable if not each.attempt])
+    return lambda attempt, time: max(of_attempts((attempt, time)), other((0, time)))
 
 
-class _Saved:
-    """Steps of checkpoints, by the attempt and the time of their saves."""
-
-    def __init__(self, saved: Iterable[tuple[tuple[int, float], int]]) -> None:
-        ordered = sorted(saved)
-        self._places = [place for place, _ in ordered]
-        self._largest = [-minimum for minimum in _suffix_minimum([-step for _, step in ordered])]
-
-    def largest_after(self, attempt: int, time: float) -> float:
-        """The largest step that was saved in or after an ``attempt``, at or after a ``time``."""
-        return self._largest[bisect_left(self._places, (attempt, time))]
+def _largest_after(saved: Iterable[tuple[tuple[int, float], int | None]]) -> Callable[[tuple[int, float]], float]:
+    """A function of an attempt and a time: the largest step that was saved there or later."""
+    ordered = sorted((place, step) for place, step in saved if step)
+    places = [place for place, _ in ordered]
+    largest = [-minimum for minimum in _suffix_minimum([-step for _, step in ordered])]
+    return lambda place: largest[bisect_left(places, place)]
 
 
 def all_final(attempt: int, time: float) -> float:
@@ -176,10 +171,16 @@ class Settlement:
         # By the place of a line, the metrics that were logged again for its step, which replaces them.
         self._overwritten: dict[tuple[int, int], set[str]] = {}
         for each in attempts:
-            if each.start.number < place.attempt:
-                self._look_for_late_lines(each)
-            else:
+            number = each.start.number
+            if number >= place.attempt:
                 self._walk(each)
+                continue
+            if place.offsets.get(number, 0):
+                self._note_earlier(each.start)
+            # Lines may come to light only when points of a later attempt have been sent already.
+            later = (other.start.step for other in attempts if number < other.start.number <= place.attempt)
+            bound = min(filter(None, later), default=math.inf)
+            self.incomplete |= any(line.point.step <= bound for line in each.lines(place.offsets.get(number, 0)))
         # For bisection: what supersedes a line is the smallest step of all rollbacks behind it.
         self._places = [(rollback.attempt, rollback.offset) for rollback in self._rollbacks]
         self._smallest = _suffix_minimum([rollback.step for rollback in self._rollbacks])
@@ -289,16 +290,6 @@ class Settlement:
         """Note the rollback at the start of an attempt whose points the tracker has: it concerns late lines only."""
         if start.step:
             self._rollbacks.append(_Rollback(start.number, 0, start.step + 1))
-
-    def _look_for_late_lines(self, attempt: Attempted) -> None:
-        """Look for lines of an attempt that came to light only when points of a later one had been sent already."""
-        number = attempt.start.number
-        if self.place.offsets.get(number, 0):
-            self._note_earlier(attempt.start)
-        later = (each.start for each in self._attempts if number < each.start.number <= self.place.attempt)
-        bound = min((start.step for start in later if start.step), default=math.inf)
-        if any(line.point.step <= bound for line in attempt.lines(self.place.offsets.get(number, 0))):
-            self.incomplete = True
 
 
 def start_over(settlement: Settlement, *, truncates: bool) -> Place:

@@ -14,7 +14,8 @@ from typing import Any
 
 from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.preflight.finding import Finding, apply_level, name_some
+from slurmtrain.model.hostlist import name_some
+from slurmtrain.model.preflight.finding import Finding, apply_level
 
 Facts = Mapping[str, Any]
 # Status, summary and evidence of one check on one node.

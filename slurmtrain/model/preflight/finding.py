@@ -32,11 +32,6 @@ def apply_level(finding: Finding, level: str) -> Finding:
     return replace(finding, status="warn") if finding.status == "fail" and level == "warn" else finding
 
 
-def name_some(names: Sequence[str], most: int = 3) -> str:
-    """The first of these ``names``, at ``most`` so many, and how many more there are."""
-    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-
-
 def worst_status(findings: Iterable[Finding]) -> str:
     """The worst status among these; ``pass`` if there are none."""
     statuses = [finding.status for finding in findings]

@@ -169,22 +169,18 @@ def in_order(records: Sequence[R], keys: Sequence[SortKey]) -> list[R]:
     ordered = list(records)
     # Sorting is stable, so the least important field comes first.
     for key in reversed(keys):
-        ordered = _by(ordered, key)
+        values = [_sortable(value_of(record, key.name)) for record in ordered]
+        # Numbers among texts would stand in two orders: texts count as numbers only if all of them are.
+        read = {value: number_of(value) for value in values if isinstance(value, str)}
+        if None not in read.values():
+            values = [read[value] if isinstance(value, str) else value for value in values]
+        numbers = [(value, place) for place, value in enumerate(values) if isinstance(value, int | float)]
+        texts = [(value, place) for place, value in enumerate(values) if isinstance(value, str)]
+        numbers.sort(key=lambda pair: pair[0], reverse=key.descending)
+        texts.sort(key=lambda pair: pair[0], reverse=key.descending)
+        missing = [record for record, value in zip(ordered, values, strict=True) if value is None]
+        ordered = [*(ordered[place] for _, place in [*numbers, *texts]), *missing]
     return ordered
-
-
-def _by(records: Sequence[R], key: SortKey) -> list[R]:
-    values = [_sortable(value_of(record, key.name)) for record in records]
-    # Numbers among texts would stand in two orders: texts count as numbers only if all of them are.
-    read = {value: number_of(value) for value in values if isinstance(value, str)}
-    if None not in read.values():
-        values = [read[value] if isinstance(value, str) else value for value in values]
-    numbers = [(value, place) for place, value in enumerate(values) if isinstance(value, int | float)]
-    texts = [(value, place) for place, value in enumerate(values) if isinstance(value, str)]
-    numbers.sort(key=lambda pair: pair[0], reverse=key.descending)
-    texts.sort(key=lambda pair: pair[0], reverse=key.descending)
-    missing = [record for record, value in zip(records, values, strict=True) if value is None]
-    return [*(records[place] for _, place in [*numbers, *texts]), *missing]
 
 
 def _sortable(value: Any) -> float | str | None:

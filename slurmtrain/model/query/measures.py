@@ -158,7 +158,12 @@ def choose_criterion(name: str | None, larger: bool | None, records: Sequence[Re
     Raises:
         QueryError: There is no such field, or it does not show which values are better.
     """
-    field = _only_metric(records) if name is None else field_of_metric(name, records)
+    if name is None:
+        names = [f"{_METRICS}{each}" for each in names_in(record["metrics"] for record in records)]
+        if len(names) != 1:
+            choice = f"choose a metric with --by: {', '.join(names)}" if names else "none of the runs has a metric"
+            raise QueryError(choice)
+    field = names[0] if name is None else field_of_metric(name, records)
     # What a person says wins over the name.
     guess = is_larger_better(field.removeprefix(_METRICS))
     if larger is None and guess is None:
@@ -175,14 +180,6 @@ def field_of_metric(name: str, records: Sequence[Record]) -> str:
             return field
     check_field(name, records)
     return name
-
-
-def _only_metric(records: Sequence[Record]) -> str:
-    names = [f"{_METRICS}{name}" for name in names_in(record["metrics"] for record in records)]
-    if len(names) == 1:
-        return names[0]
-    choice = f"choose a metric with --by: {', '.join(names)}" if names else "none of the runs has a metric"
-    raise QueryError(choice)
 
 
 def check_field(name: str, records: Sequence[Record]) -> None:
@@ -204,9 +201,11 @@ def check_field(name: str, records: Sequence[Record]) -> None:
     if sections and not any(sections):
         return
     names = names_in(records)
-    raise QueryError(
-        _unknown_measure(name, names) or f"none of these runs has a field {name!r}{_nearest_field(name, names)}"
-    )
+    # One that only lacks its section, such as params, or the most similar one.
+    inner = [each for each in names if each.endswith(f".{name}")][:_SHOWN]
+    meant = f"; did you mean {' or '.join(map(repr, inner))}?" if inner else suggestion(name, names)
+    near = meant or "; 'slurmtrain status --json' prints all fields"
+    raise QueryError(_unknown_measure(name, names) or f"none of these runs has a field {name!r}{near}")
 
 
 def _unknown_measure(name: str, names: Sequence[str]) -> str:
@@ -222,11 +221,3 @@ def _unknown_measure(name: str, names: Sequence[str]) -> str:
     if name in metrics or not metrics:
         return ""
     return f"none of these runs has a metric {measure.metric!r}{suggestion(measure.metric, metrics)}"
-
-
-def _nearest_field(name: str, names: Sequence[str]) -> str:
-    """The field that was meant: one that only lacks its section, such as ``params``, or the most similar one."""
-    inner = [each for each in names if each.endswith(f".{name}")]
-    if inner:
-        return f"; did you mean {' or '.join(map(repr, inner[:_SHOWN]))}?"
-    return suggestion(name, names) or "; 'slurmtrain status --json' prints all fields"

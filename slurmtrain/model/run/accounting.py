@@ -90,7 +90,12 @@ def accounted(
         progress: The progress of each according to its metrics, by its key.
         checkpoints: All checkpoints of the run.
     """
-    newest = _newest_resumption(checkpoints)
+    # The newest checkpoint on disk; the beginning if there is none.
+    usable = [each for each in checkpoints if each.on_disk and each.complete]
+    last = max(usable, key=lambda each: each.saved_at, default=None)
+    newest = _Resumption(max((each.step for each in usable if each.step is not None), default=0))
+    if last is not None and last.step is None:
+        newest = _Resumption(None, last.saved_at)
     own = [facts.get(attempt.key, AttemptFacts()) for attempt in attempts]
     summaries = [
         _summary(own_facts, progress.get(attempt.key, Progress()), attempt.ended_at)
@@ -123,15 +128,6 @@ class _Resumption:
 
     step: int | None
     saved_at: float = 0.0
-
-
-def _newest_resumption(checkpoints: Sequence[Checkpoint]) -> _Resumption:
-    """The newest checkpoint on disk; the beginning if there is none."""
-    usable = [each for each in checkpoints if each.on_disk and each.complete]
-    last = max(usable, key=lambda each: each.saved_at, default=None)
-    if last is not None and last.step is None:
-        return _Resumption(None, last.saved_at)
-    return _Resumption(max((each.step for each in usable if each.step is not None), default=0))
 
 
 def goodput(attempts: Iterable[Attempt]) -> float | None:

@@ -99,7 +99,7 @@ def read_attempt(key: str, facts: AttemptFacts, progress: Progress, cancels: Seq
         interval=facts.saves.interval,
     )
     for event in facts.events:
-        if changes := _changes(attempt, event):
+        if changes := _changed_fields(attempt, event):
             attempt = replace(attempt, **changes)
     # Metrics are written after each step, events about steps only now and then.
     if progress.last_step is not None:
@@ -140,7 +140,7 @@ _LISTS = {
 _LAST = {"election": "network", "hardware": "hardware"}
 
 
-def _changes(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
+def _changed_fields(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
     """The fields of an attempt that an event changes; for most kinds there are none."""
     payload = event.payload
     if (field := _LISTS.get(payload.kind)) is not None:
@@ -187,7 +187,7 @@ def _activity(payload: Payload) -> str | None:
 
 
 def _changes_by_command(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
-    """As :func:`_changes`, for events of commands."""
+    """As :func:`_changed_fields`, for events of commands."""
     match event.payload:
         case command_events.Submitting() as submitting:
             pack = submitting.pack or {}
@@ -221,7 +221,7 @@ def _changes_by_command(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
 
 
 def _changes_by_job(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
-    """As :func:`_changes`, for events of agents and ranks."""
+    """As :func:`_changed_fields`, for events of agents and ranks."""
     node = node_of(event.source)
     host = attempt.hosts.get(node, f"node {node}")
     match event.payload:

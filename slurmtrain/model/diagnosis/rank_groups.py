@@ -114,11 +114,12 @@ def describe_fewer(launched: str, started: int, expected: int) -> str:
         started: how many processes it has given a rank.
         expected: how many ranks the run has.
     """
-    cures = {"accelerate launch": "it needs --multi_gpu, also on CPUs, or a configuration file, and not --cpu"}
     count = (
         f"{started} of the {expected} ranks" if started else f"none of the {expected} ranks, but a process on each node"
     )
-    cure = cures.get(launched, "leave out its options on numbers of processes: slurmtrain sets them")
+    cure = "leave out its options on numbers of processes: slurmtrain sets them"
+    if launched == "accelerate launch":
+        cure = "it needs --multi_gpu, also on CPUs, or a configuration file, and not --cpu"
     return f"{launched} has started {count}; {cure}"
 
 

@@ -72,14 +72,8 @@ _NODES = {_TORCHRUN: ("nnodes",), _ACCELERATE: ("num_machines",), _DEEPSPEED: ("
 _WORLD_SIZE = {_ACCELERATE: ("num_processes",)}
 _PORTS = ("master_port", "main_process_port", "rdzv_endpoint")
 # With one of these accelerate starts several processes per node; without one only where it finds several GPUs.
-_ACCELERATE_KINDS = (
-    "multi_gpu",
-    "config_file",
-    "use_deepspeed",
-    "use_fsdp",
-    "use_megatron_lm",
-    "tpu",
-    "mpirun_hostfile",
+_ACCELERATE_KINDS = frozenset(
+    {"multi_gpu", "config_file", "use_deepspeed", "use_fsdp", "use_megatron_lm", "tpu", "mpirun_hostfile"}
 )
 # Put between a launcher and the options that the command gives it, which win: argparse takes the last of a kind.
 _ADDED = {
@@ -309,7 +303,7 @@ def describe_choice(command: str, launcher: str, *, chosen: bool, on_own_gpus: b
             f"{launched.name} restarts ranks itself (--max_restarts), without passing them the newest checkpoint: "
             "leave that to slurmtrain (requeue.restarts_in_place)"
         )
-    if launched is not None and launched.name == _ACCELERATE and not launched.options.keys() & {*_ACCELERATE_KINDS}:
+    if launched is not None and launched.name == _ACCELERATE and not launched.options.keys() & _ACCELERATE_KINDS:
         yield (
             "without --multi_gpu or a configuration file, accelerate starts several processes only on a node with "
             "several GPUs"

@@ -308,12 +308,7 @@ class ResourcesSpec:
     nodes; on fewer, where each process has more of the batch, there are more parts."""
     time: (
         Annotated[
-            int,
-            Scalar(
-                'time in quotes, such as `"12:00:00"` or `"2-12"`, or minutes',
-                parse_duration,
-                write_duration,
-            ),
+            int, Scalar('time in quotes, such as `"12:00:00"` or `"2-12"`, or minutes', parse_duration, write_duration)
         ]
         | None
     ) = None

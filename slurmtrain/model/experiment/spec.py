@@ -11,11 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
 from slurmtrain.model.experiment.chain import DEPENDENCIES
-from slurmtrain.model.experiment.checkpoint import (
-    CheckpointSpec,
-    StartFromSpec,
-    placeholder_problems,
-)
+from slurmtrain.model.experiment.checkpoint import CheckpointSpec, StartFromSpec, placeholder_problems
 from slurmtrain.model.experiment.code import CodeSpec
 from slurmtrain.model.experiment.kinds import (
     HOMES,

@@ -251,16 +251,11 @@ POWERSGD, TOPK, HIERARCHICAL = "powersgd", "topk", "hierarchical"
 HOOKS = (BF16, FP16, POWERSGD, TOPK, HIERARCHICAL)
 # Hooks that keep the unsent part of a gradient.
 WITH_FEEDBACK = (POWERSGD, TOPK)
-_HOOKS_OF_OPTIONS = {
-    "matrix_approximation_rank": POWERSGD,
-    "start_powersgd_iter": POWERSGD,
-    "min_compression_rate": POWERSGD,
-    "use_error_feedback": POWERSGD,
-    "warm_start": POWERSGD,
-    "orthogonalization_epsilon": POWERSGD,
-    "batch_tensors_with_same_shape": POWERSGD,
-    "density": TOPK,
-}
+_OF_POWERSGD = (
+    "matrix_approximation_rank", "start_powersgd_iter", "min_compression_rate", "use_error_feedback", "warm_start",
+    "orthogonalization_epsilon", "batch_tensors_with_same_shape",
+)  # fmt: skip
+_HOOKS_OF_OPTIONS = {**dict.fromkeys(_OF_POWERSGD, POWERSGD), "density": TOPK}
 OPTIONS = tuple(_HOOKS_OF_OPTIONS)
 
 
@@ -313,20 +308,12 @@ _SCHEDULE = Scalar(
 # Which strategies the options belong to.
 REPLICATED = (DDP, ZERO1)
 _NOT_COPIED = tuple(name for name in STRATEGIES if name != DP)
+_OF_DDP = ("bucket_cap_mb", "static_graph", "gradient_as_bucket_view", "find_unused_parameters", "hook", *OPTIONS)
 _OWNERS = {
-    "bucket_cap_mb": REPLICATED,
-    "static_graph": REPLICATED,
-    "gradient_as_bucket_view": REPLICATED,
-    "find_unused_parameters": REPLICATED,
-    "hook": REPLICATED,
-    **dict.fromkeys(OPTIONS, REPLICATED),
-    "reshard_after_forward": SHARDED,
-    "wrap": SHARDED,
-    "offload": SHARDED,
-    "reduce_dtype": SHARDED,
+    **dict.fromkeys(_OF_DDP, REPLICATED),
+    **dict.fromkeys(("reshard_after_forward", "wrap", "offload", "reduce_dtype"), SHARDED),
     # What changes the forward pass of a module does not reach the copies that DataParallel makes of it.
-    "mixed_precision": _NOT_COPIED,
-    "activation_checkpointing": _NOT_COPIED,
+    **dict.fromkeys(("mixed_precision", "activation_checkpointing"), _NOT_COPIED),
 }
 
 
@@ -452,10 +439,7 @@ class StrategySpec:
         yield from self._conflicts_of_mesh()
         for option, owners in _OWNERS.items():
             if self.name not in owners and self.is_set(option):
-                yield (
-                    option,
-                    f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}; leave it out",
-                )
+                yield option, f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}; leave it out"
         if self.name in REPLICATED:
             yield from hook_conflicts(self)
         if is_by_hardware(self.mixed_precision) and (self.name not in REPLICATED or self.is_sharded):

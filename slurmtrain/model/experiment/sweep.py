@@ -6,7 +6,6 @@ are run, in the order of the file, the last one varying fastest; ``exclude`` tak
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import math
@@ -319,19 +318,15 @@ class _Reader:
     def _may_vary(self, key: str, at: KeyPath) -> bool:
         return self._is_key(key, at) and self._claim(key, at)
 
-    def _is_key(self, key: str, at: KeyPath) -> bool:
+    def _is_key(self, key: str, at: KeyPath | None = None) -> bool:
+        """Whether the spec has a key; if not, that is a mistake at this place, if any."""
         try:
             self._check_key(key)
         except ValueError as error:
-            self._report(at, str(error))
+            if at is not None:
+                self._report(at, str(error))
             return False
         return True
-
-    def _exists(self, key: str) -> bool:
-        with contextlib.suppress(ValueError):
-            self._check_key(key)
-            return True
-        return False
 
     def _values(self, value: Any, at: KeyPath) -> ListedValues | RandomValues | None:
         """The values of a key: a list, or text that stands for one; None after a mistake."""
@@ -339,7 +334,7 @@ class _Reader:
             if isinstance(value, str) and not is_list(value):
                 return read_expression(value)
             if not isinstance(value, list) or not value:
-                raise ValueError(describe_other_form(value, at[-1], is_key=self._exists))
+                raise ValueError(describe_other_form(value, at[-1], is_key=self._is_key))
             for each in value:
                 if is_expression(each):
                     raise ValueError(f"{each!r} stands for a list itself; write it without brackets around it")

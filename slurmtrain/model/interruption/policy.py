@@ -111,14 +111,7 @@ class PriorEnd:
 
     @classmethod
     def of_report(
-        cls,
-        report: ExitReport,
-        *,
-        at: float,
-        began: Newest,
-        left: Newest,
-        reached: int | None,
-        in_place: bool = False,
+        cls, report: ExitReport, *, at: float, began: Newest, left: Newest, reached: int | None, in_place: bool = False
     ) -> PriorEnd:
         """The end that ``report`` describes, as known to the agent that has just observed it.
 
@@ -209,8 +202,7 @@ class BatchMemory:
             with suppress(ValueError):
                 memory = parse_memory(resources.get("mem"))
         return cls(
-            memory=memory,
-            accumulation=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1,
+            memory=memory, accumulation=accumulation if isinstance(accumulation, int) and accumulation > 0 else 1
         )
 
     def __str__(self) -> str:
@@ -243,6 +235,15 @@ class Decision:
     def again(self) -> bool:
         """Whether the run is started again."""
         return self.action == "requeue"
+
+
+# What follows from ends that somebody meant, or that came before anything was done.
+_MEANT = {
+    "completed": Decision("stop", "it completed"),
+    "cancelled": Decision("stop", "it was cancelled"),
+    "upstream": Decision("stop", "a run that it starts after did not complete"),
+    "early": Decision("requeue", "it has not begun"),
+}
 
 
 def prior_ends(
@@ -319,12 +320,8 @@ def decide(history: Sequence[PriorEnd], requeue: RequeueSpec, memory: BatchMemor
     if not history:
         return Decision("requeue", "it has not run yet")
     last = history[-1]
-    if last.cause in ("completed", "cancelled"):
-        return Decision("stop", "it completed" if last.cause == "completed" else "it was cancelled")
-    if last.cause == "upstream":
-        return Decision("stop", "a run that it starts after did not complete")
-    if last.cause == "early":
-        return Decision("requeue", "it has not begun")
+    if last.cause in _MEANT:
+        return _MEANT[last.cause]
     if not requeue.enabled:
         return Decision("stop", "requeue.enabled is false")
     if last.cause == "preempted":

@@ -11,7 +11,7 @@ from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
+from typing import Any
 
 from slurmtrain.errors import QueryError
 from slurmtrain.model.experiment.kinds import suggestion
@@ -28,22 +28,6 @@ _SECTIONS = (_METRICS, "params.")
 _SHOWN = 3
 
 
-class Summary(Protocol):
-    """What is known of a curve without its points; None: not a number, or there is none."""
-
-    @property
-    def last(self) -> float | None:
-        """The newest value."""
-
-    @property
-    def min(self) -> float | None:
-        """The smallest finite value."""
-
-    @property
-    def max(self) -> float | None:
-        """The largest finite value."""
-
-
 @dataclass(frozen=True, slots=True)
 class Measure:
     """A number that the curve of the ``metric`` gives. ``kind``: one of KINDS, or ``at`` for its value at ``step``."""
@@ -57,9 +41,9 @@ class Measure:
         """Whether the registry has it, so that no curve needs to be read."""
         return self.kind in _SUMMARISED
 
-    def of_summary(self, summary: Summary) -> float | None:
-        """Its value, by the ``summary`` of the curve; None if it is not a finite number."""
-        value = {"last": summary.last, "min": summary.min, "max": summary.max}[self.kind]
+    def of_summary(self, summary: Any) -> float | None:
+        """Its value, by a ``summary`` with the curve's ``last``, ``min`` and ``max``; None if it is not finite."""
+        value: float | None = getattr(summary, self.kind)
         return value if value is not None and math.isfinite(value) else None
 
     def of_curve(self, steps: Sequence[int], values: Sequence[float], reached: int) -> float | None:

@@ -8,17 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Annotated, ClassVar
 
-from slurmtrain.model.experiment.kinds import (
-    REQUIRED,
-    Conflict,
-    Positive,
-    Scalar,
-    choice,
-    nearest,
-    suggestion,
-    text,
-    whole_number,
-)
+from slurmtrain.model.experiment import kinds
 from slurmtrain.model.experiment.launcher import split_command
 from slurmtrain.model.experiment.values import compile_pattern, parse_size, write_size
 
@@ -68,7 +58,7 @@ def read_every(value: object) -> Every:
     if set(value) == {"steps", "minutes"}:
         raise ValueError("'steps' and 'minutes' exclude each other; keep one of them")
     if len(value) != 1 or next(iter(value)) not in ("steps", "minutes"):
-        near = next((nearest(str(key), ("steps", "minutes")) for key in value), None)
+        near = next((kinds.nearest(str(key), ("steps", "minutes")) for key in value), None)
         amount = next((each for each in value.values() if isinstance(each, int) and each > 0), 10)
         cure = f"; write {{{near}: {amount}}}" if near else ""
         raise ValueError(f"expected {{steps: N}} or {{minutes: N}}, found {value!r}{cure}")
@@ -186,11 +176,11 @@ def _read_step(value: object) -> int | str:
 class StartFromSpec:
     """The checkpoint of another run that a run begins with. `start_from: RUN:STEP` is short for its keys."""
 
-    run: Annotated[str, text("run", _check_run), REQUIRED] = ""
+    run: Annotated[str, kinds.text("run", _check_run), kinds.REQUIRED] = ""
     """The run: its id, the beginning of it, or its name."""
-    step: Annotated[int | str, Scalar("step, or `best`", _read_step)] | None = None
+    step: Annotated[int | str, kinds.Scalar("step, or `best`", _read_step)] | None = None
     """The step of the checkpoint; `best`: the best one by the run's `checkpoint.keep.best`. null: the newest."""
-    load: Annotated[str, choice(WHOLE, WEIGHTS)] = WHOLE
+    load: Annotated[str, kinds.choice(WHOLE, WEIGHTS)] = WHOLE
     """`everything`: the run goes on where the checkpoint is. `weights`: it begins at step 0, with the weights of the
     checkpoint's modules."""
 
@@ -222,11 +212,11 @@ _UP_TO_THE_SCRIPT = {
 class BestSpec:
     """The best checkpoints by a metric, by its last value in `run.log` before the save."""
 
-    metric: Annotated[str, text("name of a metric"), REQUIRED] = ""
+    metric: Annotated[str, kinds.text("name of a metric"), kinds.REQUIRED] = ""
     """The name of the metric in `run.log`."""
-    mode: Annotated[str, choice("min", "max")] = "min"
+    mode: Annotated[str, kinds.choice("min", "max")] = "min"
     """Whether lower (`min`) or higher (`max`) values are better."""
-    n: Positive = 1
+    n: kinds.Positive = 1
     """How many to keep; of equal ones, the later ones."""
 
 
@@ -235,9 +225,9 @@ class KeepSpec:
     """Which checkpoints to keep; all others are deleted after a save. `keep: 3` is short for `keep: {last: 3}`."""
 
     SHORTHAND: ClassVar = "last"
-    last: Annotated[int, whole_number(1, why="a run resumes from its newest checkpoint, which must be kept")] = 3
+    last: Annotated[int, kinds.whole_number(1, why="a run resumes from its newest checkpoint, which must be kept")] = 3
     """How many of the newest; with 1, there is no fallback if it is damaged."""
-    every_steps: Positive | None = None
+    every_steps: kinds.Positive | None = None
     """Keep the first checkpoint at or after each multiple of this number of steps; null: none."""
     best: BestSpec | None = None
     """The best checkpoints by a metric; null: none."""
@@ -305,28 +295,28 @@ class CheckpointSpec:
     """When to save checkpoints, and which to keep."""
 
     every: Annotated[
-        Every, Scalar("`auto`, `{steps: N}` or `{minutes: N}`", read_every, lambda every: every.to_dict())
+        Every, kinds.Scalar("`auto`, `{steps: N}` or `{minutes: N}`", read_every, lambda every: every.to_dict())
     ] = Every()
     """When `slurmtrain.session()` saves; auto weighs the cost of a save against the work at risk."""
     keep: KeepSpec = KeepSpec()
     """Which checkpoints to keep; a number N: the newest N."""
-    verify: Annotated[str, choice(*VERIFY)] = "hashes"
+    verify: Annotated[str, kinds.choice(*VERIFY)] = "hashes"
     """How a checkpoint's files are verified before a run resumes from it; `sizes` reads no file."""
-    quota: Annotated[int, Scalar("amount with a unit, such as `100GB`", parse_size, write_size)] | None = None
+    quota: Annotated[int, kinds.Scalar("amount with a unit, such as `100GB`", parse_size, write_size)] | None = None
     """Disk space for the checkpoints of the run, in units of 1024. Before a save that would exceed it, checkpoints that
     `keep` does not cover are deleted; if that is not enough, there is a warning. null: no limit."""
-    glob: Annotated[str, text("pattern of file names")] | None = None
+    glob: Annotated[str, kinds.text("pattern of file names")] | None = None
     """Where a script that saves by itself puts its checkpoints, relative to `workdir`; the next attempt gets the newest
     complete one as `{resume_from}` and SLURMTRAIN_RESUME_FROM."""
-    format: Annotated[str, choice(*FORMATS)] = AUTO
+    format: Annotated[str, kinds.choice(*FORMATS)] = AUTO
     """The format of what `glob` matches, which decides what is complete; auto recognizes it. With `own` the script
     finds its checkpoints itself, and none is passed to it."""
-    step: Annotated[str, text("regular expression, or key", check_step)] | None = None
+    step: Annotated[str, kinds.text("regular expression, or key", check_step)] | None = None
     """A regular expression whose one group, or group `step`, is the step in the path of what `glob` matches; or the key
     of the step inside the checkpoint, such as `iter_num` or `trainer.step`. null: the step inside the checkpoint under
     a usual name, else in its name."""
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[kinds.Conflict]:
         """Keys that contradict each other, and why."""
         # A default never contradicts anything, written out or not: plans contain all defaults.
         untouched = CheckpointSpec()
@@ -346,7 +336,7 @@ def placeholder_problems(command: str, checkpoint: CheckpointSpec) -> Iterator[s
         for name in re.findall(r"\{([A-Za-z_]\w*)\?", CONDITIONAL.sub("", word)):
             if name in OF_CHECKPOINT:
                 yield f"'{{{name}?...' does not end in the same argument: with blanks, write it in quotes as a whole"
-            elif near := suggestion(name, OF_CHECKPOINT):
+            elif near := kinds.suggestion(name, OF_CHECKPOINT):
                 yield f"'{{{name}?...}}' is no placeholder{near}"
     for name in OF_CHECKPOINT:
         if not re.search(rf"\{{{name}[?}}]", command):

@@ -10,23 +10,7 @@ from dataclasses import dataclass, field, replace
 from itertools import accumulate, groupby
 from typing import Annotated, Any
 
-from slurmtrain.model.experiment.kinds import (
-    REQUIRED,
-    Conflict,
-    Count,
-    Entries,
-    Items,
-    KeyPath,
-    Positive,
-    Report,
-    Scalar,
-    Section,
-    choice,
-    nearest,
-    text,
-    type_name,
-    whole_number,
-)
+from slurmtrain.model.experiment import kinds
 from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.experiment.slurm_options import (
     OPTIONS,
@@ -128,7 +112,7 @@ def _parse_count(value: object) -> int:
         # What is right has been divided before this is called, unless there is another type.
         gpu_type, count = parse_gpus(value)
         raise ValueError(f"'{_TYPE}' is another type than {gpu_type}: leave it out, or write {count}")
-    number: int = whole_number(0).parse(value)
+    number: int = kinds.whole_number(0).parse(value)
     return number
 
 
@@ -147,8 +131,8 @@ def _check_type(name: str) -> None:
         raise ValueError(f"expected a type of GPUs as your site calls it, such as h100, found {name!r}")
 
 
-Gpus = Annotated[int, Scalar("whole number of at least 0, or with a type, such as `h100:4`", _parse_count)]
-GpuType = Annotated[str, text("type of GPU", _check_type)]
+Gpus = Annotated[int, kinds.Scalar("whole number of at least 0, or with a type, such as `h100:4`", _parse_count)]
+GpuType = Annotated[str, kinds.text("type of GPU", _check_type)]
 
 
 def parse_gpus(text: str) -> tuple[str, int]:
@@ -174,7 +158,9 @@ def parse_gpus(text: str) -> tuple[str, int]:
 # components, too, and belong to the whole job (slurm_opt.c, reset_each_pass).
 OPTIONS_OF_COMPONENTS = frozenset(name for name in PASSED if SLURM_OPTIONS[name].of_component)
 
-NodeMemory = Annotated[int, Scalar("amount with a unit, such as `4GB`, or 0", parse_node_memory, write_node_memory)]
+NodeMemory = Annotated[
+    int, kinds.Scalar("amount with a unit, such as `4GB`, or 0", parse_node_memory, write_node_memory)
+]
 
 
 def _check_option(name: object) -> None:
@@ -184,7 +170,7 @@ def _check_option(name: object) -> None:
         raise ValueError(f"--{option} is not passed on: {SLURM_OPTIONS[option].sbatch}")
     if option not in OPTIONS_OF_COMPONENTS:
         whole = "it is one of the whole job: write it under 'slurm'"
-        near = nearest(option, OPTIONS_OF_COMPONENTS)
+        near = kinds.nearest(option, OPTIONS_OF_COMPONENTS)
         raise ValueError(whole if option in OPTIONS else f"unknown option; did you mean {near!r}?" if near else whole)
 
 
@@ -193,19 +179,19 @@ class ComponentSpec:
     """Nodes of one kind. A key that a component leaves out has its value in `resources`, or in `slurm`."""
 
     expand = staticmethod(_divide_gpus)
-    nodes: Annotated[int, Scalar("whole number of at least 1", read_node_count), REQUIRED] = 1
+    nodes: Annotated[int, kinds.Scalar("whole number of at least 1", read_node_count), kinds.REQUIRED] = 1
     """Nodes of the component."""
-    procs_per_node: Positive | None = None
+    procs_per_node: kinds.Positive | None = None
     """Processes per node; null: as in `resources`, else one per GPU of the component."""
     gpus_per_node: Gpus | None = None
     """GPUs per node, also with a type: `h100:4`."""
     gpu_type: GpuType | None = None
     """The type of the GPUs; null: any, or as in `resources` together with their number."""
-    cpus_per_proc: Positive | None = None
+    cpus_per_proc: kinds.Positive | None = None
     """CPU cores per process."""
     mem: NodeMemory | None = None
     """Memory per node; 0: all that it has."""
-    slurm: Annotated[dict[str, Any], Entries(SlurmValue(), "mapping of sbatch options", _check_option)] = field(
+    slurm: Annotated[dict[str, Any], kinds.Entries(SlurmValue(), "mapping of sbatch options", _check_option)] = field(
         default_factory=dict
     )
     """Options of sbatch by which the component asks for its nodes, such as `partition`, `constraint`, `gres`,
@@ -227,17 +213,20 @@ class Components:
         """As :attr:`Kind.text`."""
         return "list of components, or null"
 
-    def read(self, value: object, at: KeyPath, report: Report) -> tuple[ComponentSpec, ...]:
+    def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> tuple[ComponentSpec, ...]:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         if value is None:
             return ()
         if not isinstance(value, list | tuple):
-            report(at, f"expected a list of components, such as [{{nodes: 2}}, {{nodes: 1}}], found {type_name(value)}")
+            report(
+                at,
+                f"expected a list of components, such as [{{nodes: 2}}, {{nodes: 1}}], found {kinds.type_name(value)}",
+            )
             return ()
         if len(value) < 2:
             problem = "there is only one component" if value else "there are no components"
             report(at, f"{problem}, and a heterogeneous job has at least two: without this key, nodes are all alike")
-        return Items(Section(self.cls), self.text).read(value, at, report)
+        return kinds.Items(kinds.Section(self.cls), self.text).read(value, at, report)
 
     def write(self, value: Sequence[ComponentSpec]) -> object:
         """As :meth:`Kind.write`."""
@@ -245,7 +234,7 @@ class Components:
             {
                 # Newer than the others: without it, the same spec has the same hash in all versions.
                 name: plain
-                for name, plain in Section(self.cls).write(component).items()
+                for name, plain in kinds.Section(self.cls).write(component).items()
                 if name != "gpu_type" or plain is not None
             }
             for component in value
@@ -272,24 +261,24 @@ class ResourcesSpec:
 
     expand = staticmethod(_divide_gpus)
     nodes: Annotated[
-        Nodes, Scalar("whole number, or `{min: N, max: N}`", read_node_range, lambda nodes: nodes.to_dict())
+        Nodes, kinds.Scalar("whole number, or `{min: N, max: N}`", read_node_range, lambda nodes: nodes.to_dict())
     ] = Nodes(1, 1)
     """Nodes that train. With `{min: 2, max: 4}` an attempt starts with as many nodes as Slurm gives it; if one is lost,
     it continues with the others in the same allocation."""
     grow: bool = False
     """Whether an attempt with fewer than `nodes.max` nodes waits for more in a second job, whose nodes join it while it
     runs. Needs `nodes: {min, max}` and Slurm."""
-    spares: Count = 0
+    spares: kinds.Count = 0
     """Additional idle nodes of the job, which replace lost ones."""
-    procs_per_node: Positive | None = None
+    procs_per_node: kinds.Positive | None = None
     """Processes per node; null: one per GPU, or one without GPUs."""
     gpus_per_node: Gpus = 0
     """GPUs per node, also with their type: `h100:4` is 4 with `gpu_type: h100`."""
     gpu_type: GpuType | None = None
     """The type of the GPUs, as the site calls it (`sinfo -o '%N %G'`); null: any. The local executor ignores it."""
-    cpus_per_proc: Positive = 1
+    cpus_per_proc: kinds.Positive = 1
     """CPU cores per process; sets OMP_NUM_THREADS."""
-    bind: Annotated[str, choice(*BINDINGS)] | None = None
+    bind: Annotated[str, kinds.choice(*BINDINGS)] | None = None
     """What each process is bound to: `cores`, an equal share of the node's cores; `numa`, the CPUs of a NUMA node;
     `gpu`, those near its GPU; null: nothing. See [slurm.md](slurm.md#cpus-of-ranks)."""
     mem: NodeMemory | None = None
@@ -302,13 +291,16 @@ class ResourcesSpec:
     components: Annotated[tuple[ComponentSpec, ...], Components()] = ()
     """The components of a heterogeneous job, whose nodes differ, instead of `nodes`. See
     [mixed-hardware.md](mixed-hardware.md#heterogeneous-jobs). null: nodes are all alike."""
-    accumulation: Positive = 1
+    accumulation: kinds.Positive = 1
     """Gradient accumulation: into how many parts the script divides the batch of each process, so that one fits into
     memory. The script reads it: `run.accumulation`, SLURMTRAIN_ACCUMULATION. With `grow` it is that on `nodes.max`
     nodes; on fewer, where each process has more of the batch, there are more parts."""
     time: (
         Annotated[
-            int, Scalar('time in quotes, such as `"12:00:00"` or `"2-12"`, or minutes', parse_duration, write_duration)
+            int,
+            kinds.Scalar(
+                'time in quotes, such as `"12:00:00"` or `"2-12"`, or minutes', parse_duration, write_duration
+            ),
         ]
         | None
     ) = None
@@ -321,7 +313,7 @@ class ResourcesSpec:
             total = sum(component.nodes or 0 for component in self.components)
             object.__setattr__(self, "nodes", Nodes(total, total))
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[kinds.Conflict]:
         """Keys that contradict each other, and why."""
         # Ranks with different shares of a GPU would wait for each other in every step.
         if self.procs_per_node and self.gpus_per_node and self.procs_per_node % self.gpus_per_node:
@@ -344,7 +336,7 @@ class ResourcesSpec:
         if self.components:
             yield from self._component_conflicts()
 
-    def _component_conflicts(self) -> Iterator[Conflict]:
+    def _component_conflicts(self) -> Iterator[kinds.Conflict]:
         total = sum(component.nodes or 0 for component in self.components)
         if self.nodes and self.nodes != Nodes(total, total):
             yield "nodes", f"components say how many nodes there are, {total}: leave it out"

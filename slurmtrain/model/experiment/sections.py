@@ -9,25 +9,7 @@ from dataclasses import dataclass, field, fields
 from functools import partial
 from typing import Annotated, Any, ClassVar
 
-from slurmtrain.model.experiment.kinds import (
-    Amount,
-    Conflict,
-    Count,
-    Entries,
-    KeyPath,
-    Positive,
-    Report,
-    Scalar,
-    Section,
-    choice,
-    expected,
-    finite_number,
-    keys_of,
-    level,
-    read_all,
-    text,
-    whole_number,
-)
+from slurmtrain.model.experiment import kinds
 from slurmtrain.model.experiment.resources import ResourcesSpec
 from slurmtrain.model.experiment.values import (
     ParamKind,
@@ -44,7 +26,7 @@ from slurmtrain.model.urls import check_tracking_uri
 
 # What a failed check does to a node: nothing, a warning, or the node is not used.
 LEVELS = ("off", "warn", "fail")
-Level = Annotated[str, level(*LEVELS)]
+Level = Annotated[str, kinds.level(*LEVELS)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,12 +51,12 @@ class ClockCheck(SimpleCheck):
 
     # 50 ms is where monitoring usually warns. torch's rendezvous drops nodes that are 15 s apart: 1 s is far below
     # that, and no clock that a time service keeps is off by so much.
-    warn_ms: Amount = 50
+    warn_ms: kinds.Amount = 50
     """Offset from node 0, in milliseconds, at which to warn."""
-    fail_ms: Amount = 1000
+    fail_ms: kinds.Amount = 1000
     """Offset from node 0, in milliseconds, at which to refuse the node."""
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[kinds.Conflict]:
         """Keys that contradict each other, and why."""
         if self.warn_ms is not None and self.fail_ms is not None and self.warn_ms > self.fail_ms:
             problem = f"{self.warn_ms:g} is above fail_ms ({self.fail_ms:g}); a warning comes before a failure"
@@ -85,7 +67,7 @@ class ClockCheck(SimpleCheck):
 class NetworkCheck(SimpleCheck):
     """The test that nodes reach each other over the network that training will use."""
 
-    timeout_s: Annotated[float, finite_number(0.1)] = 2
+    timeout_s: Annotated[float, kinds.finite_number(0.1)] = 2
     """Seconds that the test of a connection may take."""
 
 
@@ -94,7 +76,7 @@ class DnsCheck(AdvisoryCheck):
     """How long a reverse lookup of the node's own address may take. Libraries make many, and block on each."""
 
     # A dead resolver takes 5 to 30 s for each lookup, one that works milliseconds.
-    max_ms: Amount = 1000
+    max_ms: kinds.Amount = 1000
     """Milliseconds that the lookup may take."""
 
 
@@ -102,7 +84,7 @@ class DnsCheck(AdvisoryCheck):
 class SharedCheck(SimpleCheck):
     """Whether all nodes see a file that one of them has written to the run directory."""
 
-    timeout_s: Annotated[float, finite_number(0.1)] = 10
+    timeout_s: Annotated[float, kinds.finite_number(0.1)] = 10
     """Seconds within which every node must see the file."""
 
 
@@ -110,7 +92,7 @@ class SharedCheck(SimpleCheck):
 class DiskCheck(SimpleCheck):
     """Free space in the run directory."""
 
-    min_gb: Amount = 1
+    min_gb: kinds.Amount = 1
     """GB that must be free."""
 
 
@@ -118,7 +100,7 @@ class DiskCheck(SimpleCheck):
 class TemporaryCheck(AdvisoryCheck):
     """Free space in TMPDIR, or else /tmp, of each node."""
 
-    min_gb: Amount = 1
+    min_gb: kinds.Amount = 1
     """GB that should be free."""
 
 
@@ -126,7 +108,7 @@ class TemporaryCheck(AdvisoryCheck):
 class ShmCheck(AdvisoryCheck):
     """Free space in /dev/shm, through which data loaders and NCCL exchange data."""
 
-    min_gb: Amount = 1
+    min_gb: kinds.Amount = 1
     """GB that should be free."""
 
 
@@ -135,9 +117,9 @@ class LimitsCheck(AdvisoryCheck):
     """The kernel's limits for a process."""
 
     # Data loaders and NCCL hold a descriptor for each worker and each peer; 1024, a common default, is soon used up.
-    min_nofile: Count = 4096
+    min_nofile: kinds.Count = 4096
     """Open files per process (`ulimit -n`)."""
-    min_memlock_gb: Amount | None = None
+    min_memlock_gb: kinds.Amount | None = None
     """GB of locked memory (`ulimit -l`); null: unlimited on networks with RDMA, any limit elsewhere."""
 
 
@@ -146,7 +128,7 @@ class GpuCheck(SimpleCheck):
     """GPUs: as many as were requested, without uncorrected memory errors, unused, and able to multiply."""
 
     # A CUDA context alone takes some hundred MB; more than this belongs to another process.
-    max_used_mb: Count = 2048
+    max_used_mb: kinds.Count = 2048
     """MB of a GPU's memory that may be in use before training starts."""
 
 
@@ -154,7 +136,7 @@ class GpuCheck(SimpleCheck):
 class StragglerCheck(AdvisoryCheck):
     """How long a small computation takes, on each GPU or on a CPU core, compared with the median of all nodes."""
 
-    max_ratio: Annotated[float, finite_number(1)] = 2
+    max_ratio: Annotated[float, kinds.finite_number(1)] = 2
     """The limit, as a multiple of the median time."""
 
 
@@ -164,9 +146,9 @@ class BandwidthCheck(SimpleCheck):
 
     level: Level = "off"
     """`fail`: the attempt ends if a node is below the limit; `warn`: only a warning; `off`: the check does not run."""
-    size_mb: Annotated[float, finite_number(0.001)] = 64
+    size_mb: Annotated[float, kinds.finite_number(0.001)] = 64
     """MB that each rank reduces."""
-    min_gb_per_s: Amount | None = None
+    min_gb_per_s: kinds.Amount | None = None
     """GB/s of bus bandwidth that must be reached; null: no limit."""
 
 
@@ -176,7 +158,7 @@ class PreflightSpec:
 
     exclude: bool = True
     """Whether to continue without nodes that failed a check; Slurm then allocates others."""
-    timeout_s: Annotated[float, finite_number(1)] = 30
+    timeout_s: Annotated[float, kinds.finite_number(1)] = 30
     """Seconds that a single check may take."""
     clock: ClockCheck = ClockCheck()
     """Clock offsets between the nodes."""
@@ -208,16 +190,16 @@ class PreflightSpec:
     """Variables that are obsolete, or that override what slurmtrain sets."""
     bandwidth: BandwidthCheck = BandwidthCheck()
     """Speed of the network."""
-    plugins: Annotated[dict[str, str], Entries(level(*LEVELS), "mapping of checks to levels", check_check_name)] = (
-        field(default_factory=dict)
-    )
+    plugins: Annotated[
+        dict[str, str], kinds.Entries(kinds.level(*LEVELS), "mapping of checks to levels", check_check_name)
+    ] = field(default_factory=dict)
     """Levels of your own checks, by the names of their entry points; by default `fail`."""
 
 
 _FACTOR = re.compile(r"x(\d{1,3}(?:\.\d{1,3})?)")
 
 
-def _factor(*, whole: bool = False) -> Scalar:
+def _factor(*, whole: bool = False) -> kinds.Scalar:
     """How many times as much, such as ``x2``; ``whole``: a batch is divided into whole numbers of parts."""
     name = "whole factor" if whole else "factor"
 
@@ -228,7 +210,7 @@ def _factor(*, whole: bool = False) -> Scalar:
             raise ValueError(f"expected a {name} above 1 such as 'x2', found {value!r}")
         return int(factor) if whole else factor
 
-    return Scalar(f"{name} such as `x2`", parse, lambda factor: f"x{factor:g}")
+    return kinds.Scalar(f"{name} such as `x2`", parse, lambda factor: f"x{factor:g}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,13 +221,13 @@ class OomSpec:
     """If the memory of a node did not suffice: it is started again with so many times its `resources.mem`, in a new job
     on the cluster."""
     at_most: (
-        Annotated[int, Scalar("amount with a unit, such as `64GB`", parse_memory, lambda mib: f"{mib}M")] | None
+        Annotated[int, kinds.Scalar("amount with a unit, such as `64GB`", parse_memory, lambda mib: f"{mib}M")] | None
     ) = None
     """As long as that is not above this. null: it gets no more memory."""
     accumulation: Annotated[int, _factor(whole=True)] | None = None
     """If the memory of a GPU did not suffice, or that of a node and it gets no more: it is started again with so many
     times its `resources.accumulation`. null: it fails."""
-    max_accumulation: Annotated[int, whole_number(2)] = 16
+    max_accumulation: Annotated[int, kinds.whole_number(2)] = 16
     """As long as that is not above this; then it fails."""
 
     @staticmethod
@@ -285,21 +267,22 @@ class RequeueSpec:
 
     enabled: bool = True
     """Whether an interrupted run is restarted automatically."""
-    max_failures: Count = 3
+    max_failures: kinds.Count = 3
     """How many crashes and hangs a run survives, including those handled in place; then it fails. `slurmtrain resume`
     resets the count."""
-    max_node_failures: Count = 10
+    max_node_failures: kinds.Count = 10
     """How many node failures in a row a run survives without a new checkpoint; then it fails."""
-    restarts_in_place: Count = 3
+    restarts_in_place: kinds.Count = 3
     """How often the ranks of an attempt are restarted on the same nodes."""
-    backoff_s: Amount = 30
+    backoff_s: kinds.Amount = 30
     """Seconds to wait before a restart after a crash; doubled with each further crash."""
-    hang_after: Annotated[float, finite_number(1)] | None = None
+    hang_after: Annotated[float, kinds.finite_number(1)] | None = None
     """Seconds without a finished step that count as a hang; null: ten times the median step, at least a minute."""
-    signal: Annotated[str, choice("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")] = "SIGTERM"
+    signal: Annotated[str, kinds.choice("SIGTERM", "SIGUSR1", "SIGUSR2", "SIGINT")] = "SIGTERM"
     """The signal that asks a script without `slurmtrain.session()` to save and exit."""
     lead: (
-        Annotated[int, Scalar("time such as `300s`", partial(parse_span, most=_LONGEST_LEAD_S), write_duration)] | None
+        Annotated[int, kinds.Scalar("time such as `300s`", partial(parse_span, most=_LONGEST_LEAD_S), write_duration)]
+        | None
     ) = None
     """How long before the time limit ranks are asked to stop; null: 90 s on a cluster and 30 s on this machine, a tenth
     of a short limit, and longer if saving is known to take longer."""
@@ -308,7 +291,7 @@ class RequeueSpec:
     keep_nodes: Span | None = None
     """How long a job keeps its nodes after a failure, so that a person can look at them, before the run is started
     again or fails; null: not at all. On a cluster only."""
-    exit_zero: Annotated[str, choice(*EXIT_ZERO)] = "auto"
+    exit_zero: Annotated[str, kinds.choice(*EXIT_ZERO)] = "auto"
     """What it means that a script exits with code 0 after it was asked to stop. auto: it stopped, and the run
     continues, unless its session or trainer has said that the work is done; completed: the work is done."""
 
@@ -323,14 +306,16 @@ def read_requeue(plain: Mapping[str, Any]) -> RequeueSpec:
 
     It comes from a journal: invalid values become defaults, since no user could repair them.
     """
-    read = {name: read_all(key.kind, plain[name]) for name, key in keys_of(RequeueSpec).items() if name in plain}
+    read = {
+        name: kinds.read_all(key.kind, plain[name]) for name, key in kinds.keys_of(RequeueSpec).items() if name in plain
+    }
     usable = {name: value for name, (value, mistakes) in read.items() if not mistakes}
     return RequeueSpec(**usable)
 
 
 def write_requeue(requeue: RequeueSpec) -> dict[str, Any]:
     """The section ``requeue`` as plain data."""
-    return dict(Section(RequeueSpec).write(requeue))
+    return dict(kinds.Section(RequeueSpec).write(requeue))
 
 
 _OWN = ("mlflow", "wandb", "tensorboard", "csv")
@@ -343,14 +328,14 @@ class WandbSpec:
 
     enabled: bool = False
     """Whether `sync` sends this run to Weights & Biases."""
-    project: Annotated[str, text("name")] | None = None
+    project: Annotated[str, kinds.text("name")] | None = None
     """Its project; null: MLflow's experiment."""
-    entity: Annotated[str, text("name")] | None = None
+    entity: Annotated[str, kinds.text("name")] | None = None
     """Its user or team; null: the default one."""
-    mode: Annotated[str, choice(*WANDB_MODES)] = "auto"
+    mode: Annotated[str, kinds.choice(*WANDB_MODES)] = "auto"
     """`offline` writes directories for `wandb sync`; `online` sends to the server; auto: online if an API key is
     there."""
-    dir: Annotated[str, text("directory")] | None = None
+    dir: Annotated[str, kinds.text("directory")] | None = None
     """Where it writes the folder `wandb`; null: the runs root."""
 
 
@@ -360,7 +345,7 @@ class TensorboardSpec:
 
     enabled: bool = False
     """Whether `sync` writes event files of this run."""
-    dir: Annotated[str, text("directory")] | None = None
+    dir: Annotated[str, kinds.text("directory")] | None = None
     """Directory with a folder for each run; null: `tensorboard` in the runs root."""
 
 
@@ -370,7 +355,7 @@ class CsvSpec:
 
     enabled: bool = False
     """Whether `sync` writes a CSV file of this run."""
-    dir: Annotated[str, text("directory")] | None = None
+    dir: Annotated[str, kinds.text("directory")] | None = None
     """Directory with a file for each run; null: `csv` in the runs root."""
 
 
@@ -387,10 +372,10 @@ class PluginSettings:
 
     text = "mapping of settings, or null"
 
-    def read(self, value: object, at: KeyPath, report: Report) -> dict[str, Any]:
+    def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> dict[str, Any]:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         if value is not None and not isinstance(value, Mapping):
-            report(at, str(expected(f"a {self.text}", value)))
+            report(at, str(kinds.expected(f"a {self.text}", value)))
             return {}
         # Like parameters, since they are recorded too: secrets are refused.
         return dict(ParamKind().read(dict(value or {}), at, report))
@@ -416,18 +401,18 @@ def _check_file(text: str) -> None:
 class ScriptMetricsSpec:
     """The metrics of a script that does not call slurmtrain: in the log of rank 0, or in a file that grows."""
 
-    pattern: Annotated[str, text("regular expression", compile_pattern)] | None = None
+    pattern: Annotated[str, kinds.text("regular expression", compile_pattern)] | None = None
     r"""A regular expression with a named group for each metric, such as `loss=(?P<loss>\S+)`, which is searched for in
     each line of rank 0's log. The groups `step` and `total` are no metrics: they are the finished steps, and how many
     there will be; `step` alone is enough."""
-    file: Annotated[str, text("path", _check_file)] | None = None
+    file: Annotated[str, kinds.text("path", _check_file)] | None = None
     """A file to which the script appends a line for each step: `.csv` or `.tsv` with a header, or `.jsonl`; relative to
     `workdir`; `{run_dir}` and `{checkpoint_dir}` are filled in. Its columns are the metrics."""
-    step: Annotated[str, text("regular expression, or column")] | None = None
+    step: Annotated[str, kinds.text("regular expression, or column")] | None = None
     """With `pattern`: a regular expression whose one group is the number of finished steps, in the same lines or in
     others. With `file`: the column with that number. null: the group or column `step`, else lines with metrics are
     counted."""
-    total: Positive | None = None
+    total: kinds.Positive | None = None
     """How many steps there will be; null: the group `total`, else unknown."""
 
     @property
@@ -441,7 +426,7 @@ class ScriptMetricsSpec:
         if written.get("pattern") is None and written.get("file") is None:
             raise ValueError(r"set 'pattern', such as 'loss=(?P<loss>\S+)', or 'file', such as '{run_dir}/metrics.csv'")
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[kinds.Conflict]:
         """Keys that contradict each other, and why."""
         if self.pattern is not None and self.file is not None:
             yield "file", "'file' and 'pattern' exclude each other: metrics are read either from a file or from the log"
@@ -470,9 +455,9 @@ class MlflowSpec:
 
     enabled: bool = True
     """Whether `sync` mirrors this run to MLflow."""
-    uri: Annotated[str, text("URI", check_tracking_uri)] | None = None
+    uri: Annotated[str, kinds.text("URI", check_tracking_uri)] | None = None
     """MLflow tracking URI; null: the configured one, else mlflow.db in the runs root."""
-    experiment: Annotated[str, text("name", check_experiment_name)] | None = None
+    experiment: Annotated[str, kinds.text("name", check_experiment_name)] | None = None
     """MLflow experiment; null: the name of the spec's file or, where that says little, as `train` does, its
     directory's."""
 
@@ -490,7 +475,8 @@ class TrackingSpec:
     csv: CsvSpec = CsvSpec()
     """CSV files."""
     plugins: Annotated[
-        dict[str, dict[str, Any]], Entries(PluginSettings(), "mapping of trackers to their settings", check_plugin_name)
+        dict[str, dict[str, Any]],
+        kinds.Entries(PluginSettings(), "mapping of trackers to their settings", check_plugin_name),
     ] = field(default_factory=dict)
     """Trackers of other packages, by name, with settings of their own."""
     live: bool = False

@@ -10,20 +10,10 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
+from slurmtrain.model.experiment import kinds
 from slurmtrain.model.experiment.chain import DEPENDENCIES
 from slurmtrain.model.experiment.checkpoint import CheckpointSpec, StartFromSpec, placeholder_problems
 from slurmtrain.model.experiment.code import CodeSpec
-from slurmtrain.model.experiment.kinds import (
-    HOMES,
-    REQUIRED,
-    Conflict,
-    Report,
-    Section,
-    choice,
-    text,
-    walk_keys,
-    whole_number,
-)
 from slurmtrain.model.experiment.launcher import LAUNCHERS, NODE, RANKS, choose_launcher
 from slurmtrain.model.experiment.resources import ResourcesSpec, options_of_component
 from slurmtrain.model.experiment.sections import PreflightSpec, RequeueSpec, TrackingSpec, oom_conflicts
@@ -57,9 +47,9 @@ _LARGEST_SEED = 2**32 - 1
 class NetworkSpec:
     """How nodes communicate."""
 
-    interface: Annotated[str, text("`auto` or an interface name", check_interface)] = "auto"
+    interface: Annotated[str, kinds.text("`auto` or an interface name", check_interface)] = "auto"
     """The interface for training traffic."""
-    profile: Annotated[str, choice(*NETWORK_PROFILES)] | None = None
+    profile: Annotated[str, kinds.choice(*NETWORK_PROFILES)] | None = None
     """The kind of network; sets environment variables of the ranks. null: none."""
 
 
@@ -67,23 +57,23 @@ class NetworkSpec:
 class Spec:
     """The top level of a spec."""
 
-    name: Annotated[str, text("name", check_name)] = ""
+    name: Annotated[str, kinds.text("name", check_name)] = ""
     """Name of the run; by default the file's name."""
-    command: Annotated[str, text("command", check_command), REQUIRED] = ""
+    command: Annotated[str, kinds.text("command", check_command), kinds.REQUIRED] = ""
     """What each process runs. `python` is the one on the submitter's PATH, unless `setup` changes that.
     `{resume_from}`, `{resume_dir}`, `{resume_tag}`, `{run_dir}`, `{checkpoint_dir}`, `{run_id}` and `{attempt}` are
     substituted; `{resume_from?TEXT}` is the text if there is a checkpoint, else nothing. No shell is involved."""
-    launcher: Annotated[str, choice(*LAUNCHERS)] | None = None
+    launcher: Annotated[str, kinds.choice(*LAUNCHERS)] | None = None
     """What starts the processes that train. `ranks`: slurmtrain, `procs_per_node` on each node. `node`: the command,
     such as torchrun, which is started once per node. `none`: the same, without variables that a library takes for its
     own. null: `node` if the command starts with torchrun, accelerate launch or deepspeed, else `ranks`."""
-    completed_by: Annotated[str, choice(ALL, NODE_0)] = ALL
+    completed_by: Annotated[str, kinds.choice(ALL, NODE_0)] = ALL
     """With `launcher: node` or `none`: whose command must have ended with code 0 for the run to be completed. `node0`:
     the first node's, whereupon the commands of other nodes are asked to stop, as Ray's workers and data services must
     be; `all`: every node's."""
-    workdir: Annotated[str, text("directory")] | None = None
+    workdir: Annotated[str, kinds.text("directory")] | None = None
     """Where the command runs; null: the directory where `submit` was called."""
-    log: Annotated[str, text("path such as `logs/%x-%j.out`", check_log)] | None = None
+    log: Annotated[str, kinds.text("path such as `logs/%x-%j.out`", check_log)] | None = None
     """The path of a link to the log of rank 0 of each attempt, relative to `workdir`, with sbatch's patterns: `%x` is
     the name, `%j` the job's id, `%A_%a` an element of an array, `%u` the user, `%N` the first node. Logs
     themselves are in the run directory. null: none."""
@@ -95,7 +85,7 @@ class Spec:
     must have ended, however. See [chains.md](chains.md)."""
     params: Params = field(default_factory=dict)
     """Parameters of the script, which sweeps vary and MLflow logs."""
-    seed: Annotated[int, whole_number(0, _LARGEST_SEED)] | None = None
+    seed: Annotated[int, kinds.whole_number(0, _LARGEST_SEED)] | None = None
     """Seeds the random numbers of Python, NumPy and torch, the same in all ranks, and Python's hashes of text; null:
     they differ each time."""
     deterministic: bool = False
@@ -157,7 +147,7 @@ class Spec:
             for component, resources in self.resources.by_component()
         ] or [self]
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[kinds.Conflict]:
         """Keys that contradict each other, and why."""
         for first, again in repeated_options(self.slurm):
             yield "slurm", f"{first!r} and {again!r} are the same sbatch option; keep one of them"
@@ -185,15 +175,15 @@ class Spec:
             yield from (("command", message) for message in placeholder_problems(self.command, self.checkpoint))
 
 
-def read_spec(data: object, report: Report) -> Spec:
+def read_spec(data: object, report: kinds.Report) -> Spec:
     """Read a whole spec; every mistake goes to ``report``, and if there is one the result must not be used."""
-    spec: Spec = Section(Spec).read(data, (), report)
+    spec: Spec = kinds.Section(Spec).read(data, (), report)
     return spec
 
 
 def write_spec(spec: Spec) -> dict[str, Any]:
     """The spec as plain data with every default filled in; :func:`read_spec` returns the same spec."""
-    plain: Any = Section(Spec).write(spec)
+    plain: Any = kinds.Section(Spec).write(spec)
     return dict(plain)
 
 
@@ -226,9 +216,9 @@ def complete_override(begun: str, spec: Mapping[str, Any]) -> list[str]:
 def _keys(spec: Mapping[str, Any]) -> dict[str, list[str]]:
     """All dotted keys that can be set, each with the words that it takes, if these are few."""
     keys = {}
-    for path, key in walk_keys(Spec):
+    for path, key in kinds.walk_keys(Spec):
         kind = key.kind
-        if not isinstance(kind, Section):
+        if not isinstance(kind, kinds.Section):
             keys[".".join(path)] = ["true", "false"] if "true or false" in kind.text else _WORD.findall(kind.text)
     keys |= {f"slurm.{option.replace('-', '_')}": [] for option in PASSED}
     keys |= {key: [] for key in _leaves(spec)}
@@ -245,6 +235,6 @@ def _leaves(section: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
             yield f"{prefix}{name}"
 
 
-HOMES.update((option.replace("-", "_"), ("slurm",)) for option in PASSED)
+kinds.HOMES.update((option.replace("-", "_"), ("slurm",)) for option in PASSED)
 # If several sections have a key of the same name, the first one wins, hence the reversed order.
-HOMES.update((path[-1], path[:-1]) for path, _ in reversed(list(walk_keys(Spec))))
+kinds.HOMES.update((path[-1], path[:-1]) for path, _ in reversed(list(kinds.walk_keys(Spec))))

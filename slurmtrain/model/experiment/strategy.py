@@ -12,23 +12,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, ClassVar
 
-from slurmtrain.model.experiment.kinds import (
-    Amount,
-    Conflict,
-    Count,
-    Entries,
-    Items,
-    KeyPath,
-    Positive,
-    Report,
-    Scalar,
-    choice,
-    finite_number,
-    keys_of,
-    suggestion,
-    text,
-    whole_number,
-)
+from slurmtrain.model.experiment import kinds
 from slurmtrain.model.experiment.launcher import NodeRanks
 
 BF16, FP16, FP32 = "bf16", "fp16", "fp32"
@@ -76,8 +60,10 @@ def _named(right: str) -> Callable[[str], None]:
     return check
 
 
-_FOR_ALL = choice(BF16, FP16, AUTO)
-_BY_HARDWARE = Entries(choice(BF16, FP16, FP32), "mapping", _named("a part of the name of a GPU, 'CPU', or 'default'"))
+_FOR_ALL = kinds.choice(BF16, FP16, AUTO)
+_BY_HARDWARE = kinds.Entries(
+    kinds.choice(BF16, FP16, FP32), "mapping", _named("a part of the name of a GPU, 'CPU', or 'default'")
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,13 +75,13 @@ class MixedPrecisionKind:
         """As :attr:`Kind.text`."""
         return "one of `bf16`, `fp16`, `auto`, or mapping, or null"
 
-    def read(self, value: object, at: KeyPath, report: Report) -> MixedPrecision:
+    def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> MixedPrecision:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         if not isinstance(value, Mapping):
             return None if value is None else str(_FOR_ALL.read(value, at, report))
         precisions = _BY_HARDWARE.read(value, at, report)
         if DEFAULT not in precisions:
-            hint = next(filter(None, (suggestion(name, [DEFAULT]) for name in precisions)), "")
+            hint = next(filter(None, (kinds.suggestion(name, [DEFAULT]) for name in precisions)), "")
             report(at, f"expected an entry 'default', for hardware that no other one is for{hint}")
         return precisions
 
@@ -115,10 +101,10 @@ class ActivationCheckpointing:
             return {} if value else None
         return value if value is None or isinstance(value, Mapping) else {"wrap": value}
 
-    wrap: Annotated[tuple[str, ...], Items(text("name of a class"), "list of classes")] = ()
+    wrap: Annotated[tuple[str, ...], kinds.Items(kinds.text("name of a class"), "list of classes")] = ()
     """The classes of these modules, such as `[Block]`; if empty, those elements of the model's module lists and
     sequences that consist of modules themselves."""
-    save: Annotated[tuple[str, ...], Items(text("name of an operator"), "list of operators")] = ()
+    save: Annotated[tuple[str, ...], kinds.Items(kinds.text("name of an operator"), "list of operators")] = ()
     """Operators of torch whose results are kept nevertheless, such as `[mm, addmm]`, the slow ones."""
 
 
@@ -126,9 +112,9 @@ class ActivationCheckpointing:
 REST = -1
 
 
-_SIZE = whole_number(1, why=f"or {REST} for the rest")
+_SIZE = kinds.whole_number(1, why=f"or {REST} for the rest")
 MeshSize = Annotated[
-    int, Scalar(f"{_SIZE.text}, or {REST}", lambda value: REST if value == REST else _SIZE.parse(value))
+    int, kinds.Scalar(f"{_SIZE.text}, or {REST}", lambda value: REST if value == REST else _SIZE.parse(value))
 ]
 
 
@@ -153,7 +139,7 @@ class MeshSpec:
         # A size that cannot be read is None.
         return None not in sizes and sizes.count(REST) <= 1
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[kinds.Conflict]:
         """More than one size that is to be the rest."""
         rest = [name for name, size in self._items() if size == REST]
         if len(rest) > 1:
@@ -259,7 +245,7 @@ _HOOKS_OF_OPTIONS = {**dict.fromkeys(_OF_POWERSGD, POWERSGD), "density": TOPK}
 OPTIONS = tuple(_HOOKS_OF_OPTIONS)
 
 
-def hook_conflicts(strategy: StrategySpec) -> Iterator[Conflict]:
+def hook_conflicts(strategy: StrategySpec) -> Iterator[kinds.Conflict]:
     """What contradicts the hook of a ``strategy`` that may have one."""
     for option, owner in _HOOKS_OF_OPTIONS.items():
         if owner != strategy.hook and strategy.is_set(option):
@@ -302,8 +288,9 @@ STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE, ON_PARTS)
 
 
 # As torch, whatever the case.
-_SCHEDULE = Scalar(
-    choice(*SCHEDULES).text, lambda word: choice(*SCHEDULES).parse(word.lower() if isinstance(word, str) else word)
+_SCHEDULE = kinds.Scalar(
+    kinds.choice(*SCHEDULES).text,
+    lambda word: kinds.choice(*SCHEDULES).parse(word.lower() if isinstance(word, str) else word),
 )
 # Which strategies the options belong to.
 REPLICATED = (DDP, ZERO1)
@@ -322,7 +309,7 @@ class StrategySpec:
     """How `run.parallelize(model)` distributes the model. `strategy: fsdp` is short for `strategy: {name: fsdp}`."""
 
     SHORTHAND: ClassVar = "name"
-    name: Annotated[str, choice(*STRATEGIES, meant=_MEANT)] = DDP
+    name: Annotated[str, kinds.choice(*STRATEGIES, meant=_MEANT)] = DDP
     """`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded over
     all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but each process
     has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are divided over all
@@ -338,7 +325,7 @@ class StrategySpec:
     activation_checkpointing: ActivationCheckpointing | None = None
     """Which modules compute their activations again in the backward pass, instead of keeping them: `true`, classes such
     as `[Block]`, or a section. It takes less memory, and more time."""
-    bucket_cap_mb: Annotated[float, finite_number(0.001)] | None = None
+    bucket_cap_mb: Annotated[float, kinds.finite_number(0.001)] | None = None
     """`ddp`, `zero1`: the size in MiB of buckets of gradients; null: torch's."""
     static_graph: bool = False
     """`ddp`, `zero1`: whether each step uses the same parameters, in the same order."""
@@ -346,46 +333,46 @@ class StrategySpec:
     """`ddp`, `zero1`: whether gradients are views of the buckets, which saves their copy."""
     find_unused_parameters: bool = False
     """`ddp`, `zero1`: whether some parameters may have no gradient in some steps."""
-    hook: Annotated[str, choice(*HOOKS)] | None = None
+    hook: Annotated[str, kinds.choice(*HOOKS)] | None = None
     """`ddp`, `zero1`: the communication hook by which gradients are reduced; null: none. `bf16` and `fp16` compress
     them to 16 bits; gradients beyond 65,504 overflow in `fp16`. `powersgd`: matrices as products of two that have few
     columns. `topk`: only the largest, the others are added to the next step's. `hierarchical`: whole, first
     within each node, then across nodes, each process a part of them."""
-    matrix_approximation_rank: Positive = 1
+    matrix_approximation_rank: kinds.Positive = 1
     """`hook: powersgd`: how many columns the two matrices have."""
-    start_powersgd_iter: Count = 1000
+    start_powersgd_iter: kinds.Count = 1000
     """`hook: powersgd`: how many steps are reduced without compression before it begins; at least 2 with
     `use_error_feedback` or `warm_start`."""
-    min_compression_rate: Amount = 2.0
+    min_compression_rate: kinds.Amount = 2.0
     """`hook: powersgd`: matrices that become less than so many times smaller are sent whole."""
     use_error_feedback: bool = True
     """`hook: powersgd`: whether what is lost is added to the gradients of the next step."""
     warm_start: bool = True
     """`hook: powersgd`: whether a step begins with the matrices of the step before."""
-    orthogonalization_epsilon: Amount = 0.0
+    orthogonalization_epsilon: kinds.Amount = 0.0
     """`hook: powersgd`: what is added to norms of columns, such as 1e-8 where gradients may be zero."""
     batch_tensors_with_same_shape: bool = False
     """`hook: powersgd`: whether matrices of the same shape are computed together."""
-    density: Annotated[float, finite_number(1e-6, 1)] = 0.01
+    density: Annotated[float, kinds.finite_number(1e-6, 1)] = 0.01
     """`hook: topk`: the part of the gradients of a bucket that is sent."""
     reshard_after_forward: bool = True
     """`fsdp`, `hsdp`: true: gathered parameters are freed after the forward pass, and gathered again for the backward
     pass (as ZeRO-3). false: they are kept in between (as ZeRO-2): faster, and takes more memory."""
-    wrap: Annotated[tuple[str, ...], Items(text("name of a class"), "list of classes")] = ()
+    wrap: Annotated[tuple[str, ...], kinds.Items(kinds.text("name of a class"), "list of classes")] = ()
     """`fsdp`, `hsdp`: the classes of the modules that are gathered one at a time, such as `[Block]`; if empty, the
     elements of the model's module lists and sequences."""
     offload: bool = False
     """`fsdp`, `hsdp`: whether shards of parameters, gradients and the optimizer's state are kept in the memory of the
     node, where the optimizer steps too; takes `resources.mem`."""
-    reduce_dtype: Annotated[str, choice(BF16, FP32)] | None = None
+    reduce_dtype: Annotated[str, kinds.choice(BF16, FP32)] | None = None
     """`fsdp`, `hsdp`: the precision of reductions of gradients; null: fp32 with `mixed_precision`, else that of the
     parameters."""
 
     mesh: MeshSpec | None = None
     """How the processes are arranged, such as `{dp: 2, tp: 4}`; null: one dimension."""
-    plan: Annotated[Mapping[str, str], Entries(choice(*STYLES), "mapping", _named("the name of a module"))] = field(
-        default_factory=dict
-    )
+    plan: Annotated[
+        Mapping[str, str], kinds.Entries(kinds.choice(*STYLES), "mapping", _named("the name of a module"))
+    ] = field(default_factory=dict)
     """With tensor parallelism: how modules are divided, by their names, where `*` stands for one part:
     `{blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}`; if empty, that of the model itself, its `tensor_plan`.
     `colwise`: by output features. `rowwise`: by input features, such as a `colwise` layer before it has. `colwise_rep`:
@@ -399,16 +386,16 @@ class StrategySpec:
     schedule: Annotated[str, _SCHEDULE] = DEFAULT_SCHEDULE
     """With a pipeline: the order of microbatches in its stages, one of torch's schedules. With `gpipe` and
     `1f1b` each process has one stage, with the others two."""
-    microbatches: Positive | None = None
+    microbatches: kinds.Positive | None = None
     """With a pipeline: into how many microbatches the batch of a step is divided, each of them further by
     `resources.accumulation`; null: one for each process of the pipeline."""
-    split: Annotated[tuple[str, ...], Items(text("name of a module"), "list of modules")] = ()
+    split: Annotated[tuple[str, ...], kinds.Items(kinds.text("name of a module"), "list of modules")] = ()
     """With a pipeline: the parts of the model that begin a new stage, such as `[blocks.4, blocks.8]`; if empty, stages
     have about the same number of parameters."""
 
     def is_set(self, option: str) -> bool:
         """Whether an ``option`` has another value than its default: a default never contradicts anything."""
-        return bool(getattr(self, option) != keys_of(StrategySpec)[option].default)
+        return bool(getattr(self, option) != kinds.keys_of(StrategySpec)[option].default)
 
     @property
     def is_sharded(self) -> bool:
@@ -432,7 +419,7 @@ class StrategySpec:
             return MeshSpec(dp=1, tp=REST) if self.name == TENSOR else MeshSpec(dp=1, pp=REST)
         return self.mesh or MeshSpec()
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[kinds.Conflict]:
         """Options of other strategies."""
         if self.name not in STRATEGIES:
             return
@@ -451,7 +438,7 @@ class StrategySpec:
         if self.mixed_precision == FP16 and self.reduce_dtype == BF16:
             yield "reduce_dtype", "gradients of 'mixed_precision: fp16' have more bits than bf16: leave it out"
 
-    def _conflicts_of_mesh(self) -> Iterator[Conflict]:
+    def _conflicts_of_mesh(self) -> Iterator[kinds.Conflict]:
         for dimension, name, is_used, keys in (
             ("tp", TENSOR, self.is_tensor_parallel, ("plan", "sequence_parallel")),
             ("pp", PIPELINE, self.is_pipeline, ("schedule", "microbatches", "split")),

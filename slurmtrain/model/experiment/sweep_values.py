@@ -16,21 +16,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Annotated, Any
 
-from slurmtrain.model.experiment.kinds import (
-    REQUIRED,
-    Conflict,
-    Positive,
-    Report,
-    Scalar,
-    Section,
-    choice,
-    keys_of,
-    read_all,
-    suggestion,
-    text,
-    type_name,
-    whole_number,
-)
+from slurmtrain.model.experiment import kinds
 
 _CALL = re.compile(r"\s*([A-Za-z_]\w*)\s*\((.*)\)\s*", re.DOTALL)
 # An argument: in quotes, or anything without quotes, commas and brackets.
@@ -119,7 +105,7 @@ def read_expression(text: str) -> ListedValues | RandomValues:
     """The values that ``text`` stands for. Raises ValueError with a sentence."""
     called = _CALL.fullmatch(text)
     if called is None or called[1] not in _FUNCTIONS:
-        near = suggestion(called[1], _FUNCTIONS) if called else ""
+        near = kinds.suggestion(called[1], _FUNCTIONS) if called else ""
         if text.partition("(")[0] in _FUNCTIONS and not text.rstrip().endswith(")"):
             near = "; in braces, put all of it in quotes: a comma ends it otherwise"
         names = ", ".join(f"{name}()" for name in _FUNCTIONS)
@@ -276,7 +262,7 @@ def describe_other_form(value: object, key: str, *, is_key: Callable[[str], bool
         key: that key.
         is_key: whether the spec has a key of this name.
     """
-    problem = f"expected a list of at least one value, found {type_name(value)} ({value!r})"
+    problem = f"expected a list of at least one value, found {kinds.type_name(value)} ({value!r})"
     if not isinstance(value, Mapping) or not value:
         some = value if is_list(value) else "0.1, 0.3" if value in (None, [], {}) else json.dumps(value)
         return f"{problem}; write '{key}: [{some}]'"
@@ -309,7 +295,7 @@ class Method:
     settings: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _method(names: Sequence[str]) -> Scalar:
+def _method(names: Sequence[str]) -> kinds.Scalar:
     """A name, or a mapping from a name to settings; it is written as a list of both."""
 
     def parse(value: Any) -> Method:
@@ -320,9 +306,9 @@ def _method(names: Sequence[str]) -> Scalar:
             raise ValueError(
                 f"expected one of {', '.join(names)}, or a mapping from one to its settings, found {value!r}"
             )
-        return Method(choice(*names).parse(value), {str(key): each for key, each in (settings or {}).items()})
+        return Method(kinds.choice(*names).parse(value), {str(key): each for key, each in (settings or {}).items()})
 
-    return Scalar("name, or mapping", parse, lambda method: [method.name, dict(method.settings)])
+    return kinds.Scalar("name, or mapping", parse, lambda method: [method.name, dict(method.settings)])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -334,15 +320,15 @@ class SearchKeys:
     random numbers begin.
     """
 
-    metric: Annotated[str, text(), REQUIRED] = ""
-    mode: Annotated[str, choice("min", "max"), REQUIRED] = "min"
-    trials: Annotated[int, whole_number(1), REQUIRED] = 1
-    parallel: Positive = 1
+    metric: Annotated[str, kinds.text(), kinds.REQUIRED] = ""
+    mode: Annotated[str, kinds.choice("min", "max"), kinds.REQUIRED] = "min"
+    trials: Annotated[int, kinds.whole_number(1), kinds.REQUIRED] = 1
+    parallel: kinds.Positive = 1
     sampler: Annotated[Method, _method(SAMPLERS)] = Method("tpe")
     pruner: Annotated[Method, _method(PRUNERS)] = Method("none")
-    seed: Annotated[int, whole_number(0, 2**31)] = 0
+    seed: Annotated[int, kinds.whole_number(0, 2**31)] = 0
 
-    def conflicts(self) -> Iterator[Conflict]:
+    def conflicts(self) -> Iterator[kinds.Conflict]:
         """More runs at once than there are. After a mistake, a number is None."""
         if self.trials and self.parallel and self.parallel > self.trials:
             yield "parallel", f"{self.parallel} at once are more than the {self.trials} trials that there are"
@@ -371,12 +357,12 @@ class SearchSpec(SearchKeys):
         """This as JSON."""
         # "larger" says no more than "mode", but from_dict() goes by it, as the first records have it alone.
         space = {key: each.to_dict() for key, each in self.space.items()}
-        return {"space": space, "larger": self.larger, **Section(SearchKeys).write(self)}
+        return {"space": space, "larger": self.larger, **kinds.Section(SearchKeys).write(self)}
 
     @classmethod
     def from_dict(cls, plain: Mapping[str, Any]) -> SearchSpec:
         """Read what :meth:`to_dict` returned. Raises LookupError, TypeError or ValueError if it is not that."""
-        keys = keys_of(SearchKeys)
+        keys = kinds.keys_of(SearchKeys)
         # Records of the first versions have 'larger' alone.
         mode = "max" if plain["larger"] else "min"
         return cls(
@@ -396,7 +382,9 @@ class SearchSpec(SearchKeys):
         )
 
 
-def read_search(value: Any, space: Mapping[str, Distribution], max_runs: int, report: Report) -> SearchSpec | None:
+def read_search(
+    value: Any, space: Mapping[str, Distribution], max_runs: int, report: kinds.Report
+) -> SearchSpec | None:
     """The value of ``sweep.search``; None after a mistake.
 
     Args:
@@ -406,7 +394,7 @@ def read_search(value: Any, space: Mapping[str, Distribution], max_runs: int, re
         report: receives what is wrong, with its place below ``sweep``.
     """
     if isinstance(value, Mapping):
-        keys, mistakes = read_all(Section(SearchKeys), value, ("search",))
+        keys, mistakes = kinds.read_all(kinds.Section(SearchKeys), value, ("search",))
         if keys.trials is not None and keys.trials > max_runs:
             why = f"from 1 to {max_runs}, found {keys.trials}: sweep_max_runs in slurmtrain.yaml changes that"
             mistakes.append((("search", "trials"), f"expected a whole number {why}"))
@@ -420,7 +408,7 @@ def read_search(value: Any, space: Mapping[str, Distribution], max_runs: int, re
         report(at, message)
     if mistakes:
         return None
-    return SearchSpec(space=space, **{name: getattr(keys, name) for name in keys_of(SearchKeys)})
+    return SearchSpec(space=space, **{name: getattr(keys, name) for name in kinds.keys_of(SearchKeys)})
 
 
 def is_same(value: Any, other: Any) -> bool:

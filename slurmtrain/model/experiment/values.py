@@ -8,17 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
-from slurmtrain.model.experiment.kinds import (
-    Entries,
-    Items,
-    KeyPath,
-    Report,
-    Scalar,
-    expected,
-    suggestion,
-    type_name,
-    whole_number,
-)
+from slurmtrain.model.experiment import kinds
 from slurmtrain.model.experiment.launcher import split_command
 from slurmtrain.model.urls import has_url_password
 from slurmtrain.model.written import WrittenNumber
@@ -38,7 +28,7 @@ def parse_duration(value: object) -> int:
     Raises ValueError for anything else, and for the number that YAML reads for an unquoted ``12:00:00`` (43200).
     """
     if isinstance(value, bool) or not isinstance(value, int | str):
-        raise ValueError(f"expected a time, found {type_name(value)} ({value!r}); {_WRITE_TIME}")
+        raise ValueError(f"expected a time, found {kinds.type_name(value)} ({value!r}); {_WRITE_TIME}")
     if isinstance(value, int):
         # As minutes this would be more than two days: more likely an unquoted time than a number of minutes.
         if value >= 3600:
@@ -81,7 +71,7 @@ def parse_span(value: object, most: int | None = None) -> int:
             seconds = parse_duration(value)
         except ValueError:
             cure = "write for example 90s, 10m or 2h"
-            raise ValueError(f"expected a time, found {type_name(value)} ({value!r}); {cure}") from None
+            raise ValueError(f"expected a time, found {kinds.type_name(value)} ({value!r}); {cure}") from None
     if seconds <= 0:
         raise ValueError(f"expected a time above zero, found {value!r}")
     if most is not None and seconds > most:
@@ -141,7 +131,9 @@ def _parse_amount(value: object, quantity: str, examples: str, per: int) -> int:
         cure = f"{value}GB or {value}MB" if fits else examples
         raise ValueError(f"{value} {'has no unit' if fits else f'is not {quantity}'}; write for example {cure}")
     if not isinstance(value, str):
-        raise ValueError(f"expected {quantity}, found {type_name(value)} ({value!r}); write for example {examples}")
+        raise ValueError(
+            f"expected {quantity}, found {kinds.type_name(value)} ({value!r}); write for example {examples}"
+        )
     match = _AMOUNT.fullmatch(value.strip())
     if match is None:
         if re.fullmatch(r"[1-9]\d{0,6}(\.\d+)?", value.strip()):
@@ -211,7 +203,7 @@ def check_param_name(name: object, noun: str = "parameter") -> None:
         noun: The named thing, for the message.
     """
     if not isinstance(name, str) or not name.strip():
-        raise ValueError(f"expected a name, found {type_name(name)} ({name!r}); put it in quotes")
+        raise ValueError(f"expected a name, found {kinds.type_name(name)} ({name!r}); put it in quotes")
     if re.search(r"[.=\s\[\]{}$]", name):
         raise ValueError(f"a {noun}'s name cannot hold blanks, '.', '=', '$' or brackets")
 
@@ -226,7 +218,7 @@ def check_check_name(name: object) -> None:
 MOST_NODES = 1_000_000
 
 
-def texts_in(value: object, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
+def texts_in(value: object, at: kinds.KeyPath = ()) -> Iterator[tuple[kinds.KeyPath, str]]:
     """All texts in a ``value`` of plain data, with their keys; ``at``: its own."""
     if isinstance(value, str):
         yield at, value
@@ -270,16 +262,17 @@ class ParamKind:
 
     text = "text, number, true/false, null, a list of these, or a mapping of such"
 
-    def read(self, value: object, at: KeyPath, report: Report) -> Any:
+    def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> Any:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         if isinstance(value, dict):
-            return Entries(self, self.text, check_param_name).read(value, at, report)
+            return kinds.Entries(self, self.text, check_param_name).read(value, at, report)
         if isinstance(value, list | tuple):
             for index, item in enumerate(value):
                 item_path = (*at, str(index))
                 if isinstance(item, dict | list | tuple):
                     report(
-                        item_path, f"a list of parameters holds scalars, found {type_name(item)}; use a mapping instead"
+                        item_path,
+                        f"a list of parameters holds scalars, found {kinds.type_name(item)}; use a mapping instead",
                     )
                 else:
                     self._check_scalar(item, item_path, at[-1], report)
@@ -287,9 +280,9 @@ class ParamKind:
         self._check_scalar(value, at, at[-1], report)
         return value
 
-    def _check_scalar(self, value: object, at: KeyPath, name: str, report: Report) -> None:
+    def _check_scalar(self, value: object, at: kinds.KeyPath, name: str, report: kinds.Report) -> None:
         if value is not None and not isinstance(value, bool | int | float | str):
-            report(at, f"expected {self.text}, found {type_name(value)}; put it in quotes")
+            report(at, f"expected {self.text}, found {kinds.type_name(value)}; put it in quotes")
         if isinstance(value, str) and (is_secret_param(name) or has_url_password(value)):
             report(at, "this looks like a secret, and parameters are recorded; pass it through 'env' instead")
         if isinstance(value, float) and not math.isfinite(value):
@@ -303,7 +296,7 @@ class ParamKind:
 def read_variable(value: object) -> str:
     """The value of an environment variable as text. Raises ValueError."""
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        raise expected("text", value, "; put it in quotes")
+        raise kinds.expected("text", value, "; put it in quotes")
     # NUL ends a value in the environment of a process.
     if "\0" in str(value):
         raise ValueError("a NUL character cannot be used here")
@@ -313,7 +306,7 @@ def read_variable(value: object) -> str:
 def read_sbatch_value(value: object) -> str | int | bool | None:
     """The value of an sbatch option. Raises ValueError."""
     if value is not None and not isinstance(value, str | int | float | bool):
-        raise expected("text, a number, true or false", value)
+        raise kinds.expected("text, a number, true or false", value)
     # As it was written: an account may be called 0123.
     if isinstance(value, WrittenNumber | float):
         return str(value)
@@ -326,7 +319,7 @@ def read_sbatch_value(value: object) -> str | int | bool | None:
 def read_setup_line(value: object) -> str:
     """One line of shell. Raises ValueError."""
     if not isinstance(value, str):
-        raise expected("a line of shell", value, "; put it in quotes")
+        raise kinds.expected("a line of shell", value, "; put it in quotes")
     if re.search(r"[\0\r]", value):
         raise ValueError("a carriage return or a NUL character cannot be used here")
     return value
@@ -336,10 +329,10 @@ SHELL_KEYS = ("setup", "setup_node", "sidecars", "teardown")
 """The keys of the spec that hold lines of shell, where nothing is interpolated."""
 
 
-class _Block(Items):
+class _Block(kinds.Items):
     """A list of lines of shell, or a block of text (``setup: |``) that has them."""
 
-    def read(self, value: object, at: KeyPath, report: Report) -> tuple[Any, ...]:
+    def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> tuple[Any, ...]:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
         # Not splitlines(), which knows more ends of lines than a shell.
         return super().read(value.rstrip("\n").split("\n") if isinstance(value, str) else value, at, report)
@@ -347,7 +340,7 @@ class _Block(Items):
 
 def read_node_count(value: object) -> int:
     """A number of nodes. Raises ValueError."""
-    count: int = whole_number(1).parse(value)
+    count: int = kinds.whole_number(1).parse(value)
     if count > MOST_NODES:
         raise ValueError(f"no cluster has as many nodes; expected at most {MOST_NODES}, found {count}")
     return count
@@ -358,7 +351,7 @@ def read_node_range(value: object) -> Nodes:
     if isinstance(value, dict):
         unknown = [key for key in value if key not in ("min", "max")]
         if unknown or len(value) != 2:
-            hint = "".join(suggestion(key, ("min", "max")) for key in unknown[:1])
+            hint = "".join(kinds.suggestion(key, ("min", "max")) for key in unknown[:1])
             raise ValueError(f"expected a whole number of nodes, or {{min: N, max: N}}, found {value!r}{hint}")
         least, most = (read_node_count(value[key]) for key in ("min", "max"))
         if least > most:
@@ -393,10 +386,12 @@ def check_interface(name: str) -> None:
         raise ValueError(f"{name!r} cannot be an interface name; write for example auto or eth0")
 
 
-_LINE = Scalar("line of shell", read_setup_line, is_text=True)
-_VARIABLE_VALUE = Scalar("text or number", read_variable, is_text=True)
-Lines = Annotated[tuple[str, ...], Items(_LINE, "list of shell lines")]
+_LINE = kinds.Scalar("line of shell", read_setup_line, is_text=True)
+_VARIABLE_VALUE = kinds.Scalar("text or number", read_variable, is_text=True)
+Lines = Annotated[tuple[str, ...], kinds.Items(_LINE, "list of shell lines")]
 ShellBlock = Annotated[tuple[str, ...], _Block(_LINE, "list of shell lines, or a block of them")]
-Params = Annotated[dict[str, Any], Entries(ParamKind(), "mapping of parameters", check_param_name)]
-Variables = Annotated[dict[str, str], Entries(_VARIABLE_VALUE, "mapping of environment variables", check_variable_name)]
-Span = Annotated[int, Scalar("time such as `10m`", parse_span, write_duration)]
+Params = Annotated[dict[str, Any], kinds.Entries(ParamKind(), "mapping of parameters", check_param_name)]
+Variables = Annotated[
+    dict[str, str], kinds.Entries(_VARIABLE_VALUE, "mapping of environment variables", check_variable_name)
+]
+Span = Annotated[int, kinds.Scalar("time such as `10m`", parse_span, write_duration)]

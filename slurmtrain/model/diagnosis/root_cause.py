@@ -8,20 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 
-from slurmtrain.model.diagnosis.patterns import (
-    CONFIRMATION,
-    DOUBTFUL,
-    JOB_REQUEUE,
-    PATTERNS,
-    REASON_FIXES,
-    ROOT,
-    SEVERAL_CAUSES,
-    SHM_FIX,
-    SHM_FULL,
-    TASK_FAILURE,
-    Pattern,
-    explain_xid,
-)
+from slurmtrain.model.diagnosis import patterns
 from slurmtrain.model.hostlist import name_some
 
 # How many characters on each side of a needle are searched: some logs have lines of megabytes.
@@ -58,13 +45,13 @@ class Hit:
 # --- matching -----------------------------------------------------------------------------------------------------
 
 
-def scan_log(text: str) -> Iterator[tuple[int, Pattern, re.Match[str], str]]:
+def scan_log(text: str) -> Iterator[tuple[int, patterns.Pattern, re.Match[str], str]]:
     """(offset of the line, pattern, match, line) for each line of a log that matches a pattern.
 
     For each pattern, only the first and the last lines are searched: a failing loop may write the same line for
     hours. Long lines are cut to the surroundings of the match.
     """
-    for pattern in PATTERNS:
+    for pattern in patterns.PATTERNS:
         # Almost no line contains a needle, and searching for one runs in C; the expression is tried on the few that do.
         needle_by_line: dict[int, int] = {}
         for needle in pattern.needles:
@@ -102,7 +89,7 @@ def reports(line: str) -> bool:
     return not _ADVICE.search(message) and not _CODE.search(message)
 
 
-def make_hit(pattern: Pattern, match: re.Match[str], **attributes: object) -> Hit:
+def make_hit(pattern: patterns.Pattern, match: re.Match[str], **attributes: object) -> Hit:
     """The hit for a match of a pattern, its phrases filled in; ``attributes`` set other fields of :class:`Hit`."""
     # A group that did not participate in the match is None.
     groups = [group or "" for group in match.groups()]
@@ -111,14 +98,14 @@ def make_hit(pattern: Pattern, match: re.Match[str], **attributes: object) -> Hi
         groups = [groups[0].lower()]
     role, cause, fix = pattern.role, _fill_in(pattern.cause, groups), _fill_in(pattern.fix, groups)
     if pattern.name == "xid":
-        role, cause, fix = explain_xid(int(groups[1]), groups[0])
+        role, cause, fix = patterns.explain_xid(int(groups[1]), groups[0])
     elif pattern.name == "slurm-reason":
-        fix = REASON_FIXES[groups[0]]
+        fix = patterns.REASON_FIXES[groups[0]]
     elif pattern.name == "disk-full":
         # The line may say which file system is full.
         where = groups[0] or next(iter(re.findall(r"/[\w./-]+", match.string)), "")
         if "shm" in where or "shm" in match.string:
-            cause, fix = SHM_FULL, SHM_FIX
+            cause, fix = patterns.SHM_FULL, patterns.SHM_FIX
         elif where.startswith(("/tmp", "/var/tmp", "/scratch")):  # noqa: S108 (text of a log)
             cause = f"the file system of {where} is full"
             fix = "free some space there, or set TMPDIR to a place that has some"
@@ -222,16 +209,17 @@ def diagnose_hits(hits: Sequence[Hit], ranks: Iterable[int] = ()) -> Diagnosis:
     # Hits by pattern, and by cause if a pattern has several, each group at the place of its first hit.
     groups: dict[tuple[str, str], list[Hit]] = {}
     for hit in sorted(hits, key=lambda hit: (hit.at is None, hit.at or 0.0, hit.origin, hit.line)):
-        groups.setdefault((hit.name, hit.cause if hit.name in SEVERAL_CAUSES else ""), []).append(hit)
+        groups.setdefault((hit.name, hit.cause if hit.name in patterns.SEVERAL_CAUSES else ""), []).append(hit)
     matches = [
         PatternMatch(members[0], len(members), sorted({hit.rank for hit in members if hit.rank is not None}))
         for members in groups.values()
     ]
-    roots = [match for match in matches if match.first.role == ROOT]
+    roots = [match for match in matches if match.first.role == patterns.ROOT]
     last_words = [
         match
         for match in matches
-        if match.first.role == CONFIRMATION and not {TASK_FAILURE, JOB_REQUEUE} & set(match.first.groups)
+        if match.first.role == patterns.CONFIRMATION
+        and not {patterns.TASK_FAILURE, patterns.JOB_REQUEUE} & set(match.first.groups)
     ]
     candidates = _without_consequences(roots) or last_words
     root = candidates[0] if candidates else None
@@ -248,7 +236,7 @@ def _without_consequences(roots: Sequence[PatternMatch]) -> Sequence[PatternMatc
     A doubtful root stays if there is no certain one, or if it came before all certain ones, as far as their lines have
     times.
     """
-    certain = [match for match in roots if match.first.name not in DOUBTFUL]
+    certain = [match for match in roots if match.first.name not in patterns.DOUBTFUL]
     if not certain:
         return roots
     dated = [match.first.at for match in certain if match.first.exact and match.first.at is not None]
@@ -256,7 +244,7 @@ def _without_consequences(roots: Sequence[PatternMatch]) -> Sequence[PatternMatc
     earlier = [
         match
         for match in roots
-        if match.first.name in DOUBTFUL
+        if match.first.name in patterns.DOUBTFUL
         and match.first.exact
         and match.first.at is not None
         and match.first.at < first_s

@@ -14,20 +14,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import Annotated, Any, ClassVar, NamedTuple
 
+from slurmtrain.model.experiment import sweep_values
 from slurmtrain.model.experiment.kinds import MAX_RUNS, REQUIRED, KeyPath, Report, Section, read_all, whole_number
 from slurmtrain.model.experiment.resources import ResourcesSpec
 from slurmtrain.model.experiment.slurm_options import named_options
-from slurmtrain.model.experiment.sweep_values import (
-    Distribution,
-    ListedValues,
-    RandomValues,
-    SearchSpec,
-    describe_other_form,
-    is_expression,
-    is_list,
-    read_expression,
-    read_search,
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +116,7 @@ class Sweep:
     include: Sequence[Point] = ()
     parallel: int | None = None
     pack: Pack | None = None
-    search: SearchSpec | None = None
+    search: sweep_values.SearchSpec | None = None
 
     @property
     def count(self) -> int:
@@ -216,7 +206,7 @@ class _Reader:
         self._check_key = check_key
         # Which part of the sweep varies a key.
         self._owner: dict[str, KeyPath] = {}
-        self._drawn: dict[str, RandomValues] = {}
+        self._drawn: dict[str, sweep_values.RandomValues] = {}
         self._samples: int | None = None
 
     def read(self) -> Sweep:
@@ -258,14 +248,16 @@ class _Reader:
         Args:
             max_runs: How many runs a sweep may have.
         """
-        space: dict[str, Distribution] = {}
+        space: dict[str, sweep_values.Distribution] = {}
         for name, value in self._section.items():
             if name not in WORDS or (name == "seed" and self._varies_seed):
                 values = self._values(value, (name,)) if self._may_vary(name, (name,)) else None
-                if isinstance(values, RandomValues):
+                if isinstance(values, sweep_values.RandomValues):
                     space[name] = values.distribution
                 elif values is not None:
-                    space[name] = values.distribution or Distribution([values.at(i) for i in range(values.count)])
+                    space[name] = values.distribution or sweep_values.Distribution(
+                        [values.at(i) for i in range(values.count)]
+                    )
             elif name not in ("search", "parallel") and value is not None:
                 instead = "; write it in 'search'" if name == "seed" else ""
                 self._report((name,), f"this cannot be combined with 'search'{instead}")
@@ -273,7 +265,7 @@ class _Reader:
         parallel = self._section.get("parallel")
         if isinstance(section, Mapping) and parallel is not None:
             section = {**section, "parallel": parallel}
-        search = read_search(section, space, max_runs, self._report)
+        search = sweep_values.read_search(section, space, max_runs, self._report)
         example = {key: Swept(each.example, (key,)) for key, each in space.items()}
         return Sweep([_Factor(1, lambda: [example])] if example else [], search=search)
 
@@ -281,7 +273,7 @@ class _Reader:
     def _varies_seed(self) -> bool:
         """Whether ``seed`` has several values, and so varies the spec's key; a number is where random values begin."""
         value = self._section.get("seed")
-        return isinstance(value, list) or is_expression(value)
+        return isinstance(value, list) or sweep_values.is_expression(value)
 
     def _report(self, at: KeyPath, message: str) -> None:
         self._mistaken = True
@@ -302,7 +294,7 @@ class _Reader:
                 yield _Factor(len(points), lambda: [point for _, point in points])
         elif (name not in WORDS or (name == "seed" and self._varies_seed)) and self._may_vary(name, (name,)):
             listed = self._values(value, (name,))
-            if isinstance(listed, RandomValues):
+            if isinstance(listed, sweep_values.RandomValues):
                 self._drawn[name] = listed
             elif listed is not None:
                 yield _Factor(listed.count, lambda: ({name: each} for each in _each(value, listed, (name,))))
@@ -328,33 +320,33 @@ class _Reader:
             return False
         return True
 
-    def _values(self, value: Any, at: KeyPath) -> ListedValues | RandomValues | None:
+    def _values(self, value: Any, at: KeyPath) -> sweep_values.ListedValues | sweep_values.RandomValues | None:
         """The values of a key: a list, or text that stands for one; None after a mistake."""
         try:
-            if isinstance(value, str) and not is_list(value):
-                return read_expression(value)
+            if isinstance(value, str) and not sweep_values.is_list(value):
+                return sweep_values.read_expression(value)
             if not isinstance(value, list) or not value:
-                raise ValueError(describe_other_form(value, at[-1], is_key=self._is_key))
+                raise ValueError(sweep_values.describe_other_form(value, at[-1], is_key=self._is_key))
             for each in value:
-                if is_expression(each):
+                if sweep_values.is_expression(each):
                     raise ValueError(f"{each!r} stands for a list itself; write it without brackets around it")
             if len({repr(each) for each in value}) < len(value):
                 raise ValueError(f"a value occurs twice in {value!r}, which would make two identical runs")
         except ValueError as error:
             self._report(at, str(error))
             return None
-        return ListedValues(len(value), value.__getitem__)
+        return sweep_values.ListedValues(len(value), value.__getitem__)
 
     def _zip(self, group: Any, at: KeyPath) -> Iterator[_Factor]:
         """The keys of a mapping, which vary together."""
         if not isinstance(group, Mapping) or not group:
             self._report(at, f"expected a mapping from keys to lists of one length, found {group!r}")
             return
-        columns: dict[str, ListedValues] = {}
+        columns: dict[str, sweep_values.ListedValues] = {}
         for key, value in group.items():
             path = (*at, str(key))
             listed = self._values(value, path) if self._may_vary(str(key), path) else None
-            if isinstance(listed, RandomValues):
+            if isinstance(listed, sweep_values.RandomValues):
                 self._report(path, "random values are drawn together anyway; write this key outside of 'zip'")
             elif listed is not None:
                 columns[str(key)] = listed
@@ -425,13 +417,13 @@ def _equal(first: Point, other: Point) -> bool:
     return first.keys() == other.keys() and all(_same(first[key].value, other[key].value) for key in first)
 
 
-def _each(value: Any, listed: ListedValues, at: KeyPath) -> Iterator[Swept]:
+def _each(value: Any, listed: sweep_values.ListedValues, at: KeyPath) -> Iterator[Swept]:
     """The values of a key, each with its place: in a list, the item's."""
     for index in range(listed.count):
         yield Swept(listed.at(index), (*at, str(index)) if isinstance(value, list) else at)
 
 
-def _draw_runs(keys: Mapping[str, RandomValues], samples: int, seed: int) -> Iterator[Point]:
+def _draw_runs(keys: Mapping[str, sweep_values.RandomValues], samples: int, seed: int) -> Iterator[Point]:
     """Random runs, which differ if that is possible. Each key has its own stream: it does not depend on other keys."""
     # Not Python's own seeding of text, which has changed between versions.
     digests = {key: hashlib.sha256(f"{seed} {key}".encode()).digest() for key in keys}

@@ -20,20 +20,7 @@ from typing import Any, NamedTuple
 
 from slurmtrain.errors import QueryError
 from slurmtrain.model.experiment.kinds import suggestion
-from slurmtrain.model.query.fields import (
-    ABSENT,
-    SPAN_RELATIONS,
-    Record,
-    Span,
-    is_time,
-    look_up,
-    moment_of,
-    number_of,
-    read_number,
-    read_span,
-    text_of,
-    value_of,
-)
+from slurmtrain.model.query import fields
 from slurmtrain.model.query.measures import check_field, read_measure
 from slurmtrain.model.run.run import CAUSES, RUN_STATES
 
@@ -55,7 +42,7 @@ class Literal:
     text: str
     quoted: bool = False
     number: float | None = field(default=None, compare=False)
-    span: Span | None = field(default=None, compare=False)
+    span: fields.Span | None = field(default=None, compare=False)
 
     @property
     def is_null(self) -> bool:
@@ -82,9 +69,9 @@ class Comparison:
         """Whether it compares by size."""
         return self.operator in ORDERS
 
-    def holds(self, record: Record) -> bool:
+    def holds(self, record: fields.Record) -> bool:
         """Whether it holds of the run ``record``."""
-        value = value_of(record, self.name)
+        value = fields.value_of(record, self.name)
         # A list is unequal to a value if none of its items is equal to it.
         if self.operator in _OPPOSITES:
             return value is not None and not self._any_holds(_OPPOSITES[self.operator], value)
@@ -109,7 +96,7 @@ class Combination:
     operator: str
     parts: tuple[Condition, ...]
 
-    def holds(self, record: Record) -> bool:
+    def holds(self, record: fields.Record) -> bool:
         """Whether it holds of the run ``record``."""
         held = (part.holds(record) for part in self.parts)
         return all(held) if self.operator == "and" else any(held) == (self.operator == "or")
@@ -128,13 +115,13 @@ def _holds(relation: str, value: Any, literal: Literal) -> bool:
     if value is None or isinstance(value, Mapping | list):
         return False
     if literal.span is not None:
-        moment = moment_of(value)
-        return moment is not None and SPAN_RELATIONS["=" if relation == "in" else relation](moment, literal.span)
+        moment = fields.moment_of(value)
+        return moment is not None and fields.SPAN_RELATIONS["=" if relation == "in" else relation](moment, literal.span)
     if relation == "~":
-        return fnmatchcase(text_of(value), literal.text)
-    number = None if literal.number is None else number_of(value)
+        return fnmatchcase(fields.text_of(value), literal.text)
+    number = None if literal.number is None else fields.number_of(value)
     if relation in ("=", "in"):
-        return text_of(value) == literal.text or (number is not None and number == literal.number)
+        return fields.text_of(value) == literal.text or (number is not None and number == literal.number)
     if literal.number is not None:
         return number is not None and ORDERS[relation](number, literal.number)
     return isinstance(value, str) and ORDERS[relation](value, literal.text)
@@ -337,20 +324,20 @@ def _literal(name: str, relation: str, text: str, quoted: bool, now: float) -> L
         return literal
     if relation.endswith("~"):
         return literal
-    if is_time(name):
-        return Literal(text, quoted, span=read_span(text, now))
+    if fields.is_time(name):
+        return Literal(text, quoted, span=fields.read_span(text, now))
     # Only fields of few values: a name may be anything.
     choices = CHOICES.get(name, (text,))
     if text not in choices and relation not in ORDERS:
         hint = suggestion(text, choices) or f"; {name} is one of {', '.join(choices)}"
         raise ValueError(f"there is no {name} {text!r}{hint}")
-    return Literal(text, quoted, number=None if quoted else read_number(text))
+    return Literal(text, quoted, number=None if quoted else fields.read_number(text))
 
 
 # --- mistakes that only the runs show ---------------------------------------------------------------------------------
 
 
-def check_condition(condition: Condition, text: str, records: Sequence[Record]) -> None:
+def check_condition(condition: Condition, text: str, records: Sequence[fields.Record]) -> None:
     """Raise QueryError, which shows where, if a condition compares what no run has, or what cannot be compared.
 
     Args:
@@ -363,7 +350,7 @@ def check_condition(condition: Condition, text: str, records: Sequence[Record]) 
             check_field(comparison.name, records)
             # A measure is a number, and may take reading a file.
             is_measure = read_measure(comparison.name) is not None
-            values = [0.0] if is_measure else [look_up(record, comparison.name) for record in records]
+            values = [0.0] if is_measure else [fields.look_up(record, comparison.name) for record in records]
             _check_values(comparison, values)
         except QueryError as error:
             raise point_at(text, comparison.at, str(error)) from None
@@ -378,6 +365,6 @@ def _check_values(comparison: Comparison, values: Sequence[object]) -> None:
     text = next((literal.text for literal in comparison.literals if literal.is_text), None)
     if text is None or not comparison.is_order:
         return
-    present = [value for value in values if value is not None and value is not ABSENT]
+    present = [value for value in values if value is not None and value is not fields.ABSENT]
     if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
         raise QueryError(f"{comparison.name!r} is a number, and {text!r} is none")

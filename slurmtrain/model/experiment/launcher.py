@@ -145,17 +145,16 @@ class NodePlace:
         # Signals that torchrun does not handle kill it. By default it handles these, and SIGTERM; but if ranks are
         # stopped by another signal, SIGTERM is ignored in the whole job, and must be by torchrun's workers.
         handled = ",".join(dict.fromkeys([stop_signal, "SIGINT", "SIGHUP", "SIGQUIT"]))
-        return {
+        common = {
             "MASTER_ADDR": self.master_addr,
             "MASTER_PORT": str(self.master_port),
             "NODE_RANK": str(self.node_rank),
             "NNODES": str(self.nodes),
             "NPROC_PER_NODE": str(self.procs_per_node),
-            "PET_MASTER_ADDR": self.master_addr,
-            "PET_MASTER_PORT": str(self.master_port),
-            "PET_NODE_RANK": str(self.node_rank),
-            "PET_NNODES": str(self.nodes),
-            "PET_NPROC_PER_NODE": str(self.procs_per_node),
+        }
+        return {
+            **common,
+            **{f"PET_{name}": value for name, value in common.items()},
             "PET_RDZV_ENDPOINT": f"{host}:{self.master_port}",
             "PET_LOCAL_ADDR": self.address,
             "PET_SIGNALS_TO_HANDLE": handled,

@@ -268,20 +268,10 @@ STRATEGIES = (DDP, FSDP, HSDP, ZERO1, TENSOR, PIPELINE, DP)
 SHARDED = (FSDP, HSDP)
 # What others call strategies that are options of ours.
 _MEANT = {
-    "fsdp2": FSDP,
-    "fully_shard": FSDP,
-    "zero": ZERO1,
-    "zero2": f"{{name: {FSDP}, reshard_after_forward: false}}",
-    "zero3": FSDP,
-    "hybrid": HSDP,
-    "hybrid_shard": HSDP,
-    "tp": TENSOR,
-    "tensor_parallel": TENSOR,
-    "data_parallel": DP,
-    "dataparallel": DP,
-    "pp": PIPELINE,
-    "pipeline_parallel": PIPELINE,
-}
+    "fsdp2": FSDP, "fully_shard": FSDP, "zero3": FSDP, "zero2": f"{{name: {FSDP}, reshard_after_forward: false}}",
+    "zero": ZERO1, "hybrid": HSDP, "hybrid_shard": HSDP, "tp": TENSOR, "tensor_parallel": TENSOR,
+    "data_parallel": DP, "dataparallel": DP, "pp": PIPELINE, "pipeline_parallel": PIPELINE,
+}  # fmt: skip
 COLWISE, COLWISE_REP, ROWWISE, SEQUENCE = "colwise", "colwise_rep", "rowwise", "sequence_parallel"
 ON_PARTS = "replicated_with_grad_allreduce"
 STYLES = (COLWISE, COLWISE_REP, ROWWISE, SEQUENCE, ON_PARTS)

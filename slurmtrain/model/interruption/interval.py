@@ -219,12 +219,8 @@ UNNOTICED = "unnoticed"
 ANNOUNCED = "announced"
 
 _KIND_BY_CAUSE = {
-    "node_fail": UNNOTICED,
-    "lost": UNNOTICED,
-    "hang": UNNOTICED,
-    "preempted": ANNOUNCED,
-    "timeout": ANNOUNCED,
-}
+    "node_fail": UNNOTICED, "lost": UNNOTICED, "hang": UNNOTICED, "preempted": ANNOUNCED, "timeout": ANNOUNCED,
+}  # fmt: skip
 # SIGKILL comes from outside, SIGBUS from failed memory or a mapped file that is gone, SIGPWR from a power failure.
 _FOREIGN_SIGNALS = frozenset({"SIGKILL", "SIGBUS", "SIGPWR"})
 # Errors of CUDA, NCCL, Gloo and the operating system that are not the program's fault. NCCL's other errors are misuse.

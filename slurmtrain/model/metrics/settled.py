@@ -215,14 +215,8 @@ class Settlement:
     def _lines(self) -> Iterator[Decided]:
         for start, lines in self._attempts:
             for line in lines(self.place.offsets.get(start.number, 0)):
-                yield Decided(
-                    start.number,
-                    line.offset,
-                    line.end,
-                    line.point.step,
-                    line.point.time,
-                    self._parts(start.number, line),
-                )
+                parts = self._parts(start.number, line)
+                yield Decided(start.number, line.offset, line.end, line.point.step, line.point.time, parts)
 
     def _parts(self, attempt: int, line: LoggedLine) -> dict[Fate, Point]:
         """The metrics of a line by what becomes of them."""

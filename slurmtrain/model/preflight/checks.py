@@ -32,13 +32,9 @@ FATAL_XIDS = frozenset({48, 64, 74, 79, 95})
 _XIDS_OF_PROGRAMS = frozenset({13, 31, 43, 45})
 _RDMA_PROFILES = ("infiniband", "roce", "efa")
 _VERSIONS = {
-    "python": "Python",
-    "torch": "torch",
-    "cuda": "CUDA",
-    "nccl": "NCCL",
-    "driver": "driver",
+    "python": "Python", "torch": "torch", "cuda": "CUDA", "nccl": "NCCL", "driver": "driver",
     "slurmtrain": "slurmtrain",
-}
+}  # fmt: skip
 # How many nodes of a type of hardware a summary names.
 _MAX_OF_TYPE = 8
 _GIB = 1 << 30

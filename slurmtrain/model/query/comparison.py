@@ -108,12 +108,10 @@ def compare_runs(runs: Sequence[Compared], metric: str | None, *, larger: bool, 
         spread = group.spread(metric)
         return None if spread is None else spread.mean
 
-    sorted_groups = [SeedGroup(sorted(group, key=lambda run: order(_last(run, metric)))) for group in groups]
+    sorted_groups = [
+        SeedGroup(sorted(group, key=lambda run: order(run.scores.get(metric, Score()).last))) for group in groups
+    ]
     return SideBySide(differs, sorted(sorted_groups, key=lambda group: order(mean(group))), over)
-
-
-def _last(run: Compared, metric: str) -> float | None:
-    return run.scores.get(metric, Score()).last
 
 
 def _groups(runs: Sequence[Compared], names: Sequence[str]) -> list[list[Compared]]:
@@ -129,9 +127,7 @@ def _groups(runs: Sequence[Compared], names: Sequence[str]) -> list[list[Compare
 # States in the order of counting: first the states that somebody may have to look at.
 _STATES = ("unreadable", "failed", "lost", "running", "requeued", "pending", "created", "cancelled", "completed")
 # What a line of several runs does not have.
-_EMPTY: Mapping[str, None] = dict.fromkeys(
-    ("step", "total_steps", "eta_seconds", "steps_per_second", "checkpoint")
-)  # fmt: skip
+_EMPTY = dict.fromkeys(("step", "total_steps", "eta_seconds", "steps_per_second", "checkpoint"))
 
 
 def fold_sweep(runs: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

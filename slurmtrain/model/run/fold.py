@@ -21,10 +21,12 @@ from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.journal_lines import Progress, read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
 from slurmtrain.model.run.outcome import began_at, describe_next_start, is_over, reason_given_up
-from slurmtrain.model.run.run import APART, ENDED, Attempt, Run, replace
+from slurmtrain.model.run.run import APART, ENDED, Attempt, Checkpoint, Run, replace
 from slurmtrain.model.written import remembering
 
 Events = Callable[[], Iterable[AnyEvent]]
+# Events that say how many steps there will be.
+_WITH_TOTALS = rank_events.TrainingStarted | rank_events.ScriptProgressed
 
 
 def fold(run_id: str, events: Iterable[AnyEvent], progress: Mapping[str, Progress]) -> Run:
@@ -79,21 +81,14 @@ class RunBuilder:
         facts = group_by_attempt(events, self._saves)
         cancels = select(events, command_events.CancelRequested)
         cancelled_at = [cancel.time for cancel in cancels]
-        started = {key: group for key, group in facts.items() if not never_started(group)}
-        alone = {
-            key: read_attempt(key, group, progress.get(key, Progress()), cancelled_at) for key, group in started.items()
-        }
-        ordered = number_attempts(alone, started)
-        checkpoints = self._checkpoints.checkpoints(ordered)
-        attempts = accounted(ordered, started, progress, checkpoints)
+        attempts, checkpoints = self._attempts(facts, progress, cancelled_at)
         newest = attempts[-1] if attempts else None
         # A metric that the newest attempt has not logged yet keeps its earlier value.
         logged = [progress[attempt.key].metrics for attempt in attempts if attempt.key in progress]
         created = next(iter(select(events, command_events.RunCreated)), None)
         origin = created.payload if created else command_events.RunCreated()
         mlflow = select(events, command_events.MlflowRunLinked)
-        of_totals = rank_events.TrainingStarted | rank_events.ScriptProgressed
-        totals = [event.payload.total_steps for event in events if isinstance(event.payload, of_totals)]
+        totals = [event.payload.total_steps for event in events if isinstance(event.payload, _WITH_TOTALS)]
         unstarted = select(events, command_events.Unstarted)
         settings = _newest_settings(origin, events, attempts)
         # A row has at least one key, and the text.
@@ -132,6 +127,18 @@ class RunBuilder:
             parents=origin.parents or (),
         )
         return with_state(_with_marks(run, events))
+
+    def _attempts(
+        self, facts: Mapping[str, AttemptFacts], progress: Mapping[str, Progress], cancels: Sequence[float]
+    ) -> tuple[list[Attempt], list[Checkpoint]]:
+        """The attempts that have begun, in order, and all checkpoints."""
+        started = {key: group for key, group in facts.items() if not never_started(group)}
+        alone = {
+            key: read_attempt(key, group, progress.get(key, Progress()), cancels) for key, group in started.items()
+        }
+        ordered = number_attempts(alone, started)
+        checkpoints = self._checkpoints.checkpoints(ordered)
+        return accounted(ordered, started, progress, checkpoints), checkpoints
 
     def to_dict(self) -> dict[str, Any]:
         """The builder's state as JSON."""

@@ -25,10 +25,9 @@ if TYPE_CHECKING:
     from slurmtrain.model.interruption.interval import AttemptSpan
     from slurmtrain.model.metrics.columns import MetricSummary
     from slurmtrain.model.metrics.curves import LineSummary
-    from slurmtrain.model.preflight.finding import LedgerEntry
     from slurmtrain.model.run.events.base import AnyEvent
     from slurmtrain.model.run.journal_lines import Garbage, Progress
-    from slurmtrain.model.run.run import Run
+    from slurmtrain.model.run.run import LedgerEntry, Run
     from slurmtrain.registry.cells import Sent
 
 _OPEN = tuple(state for state in RUN_STATES if state not in ENDED)

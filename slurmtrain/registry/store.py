@@ -29,12 +29,11 @@ from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
     from slurmtrain.model.metrics.columns import MetricSummary
-    from slurmtrain.model.preflight.finding import LedgerEntry
     from slurmtrain.model.run.events.base import Event
     from slurmtrain.model.run.events.base import P as E
     from slurmtrain.model.run.journal_lines import Garbage
     from slurmtrain.model.run.layout import RunDir
-    from slurmtrain.model.run.run import Run
+    from slurmtrain.model.run.run import LedgerEntry, Run
     from slurmtrain.model.urls import DatabaseUrl
     from slurmtrain.registry.cells import Sent
     from slurmtrain.registry.queries import IndexRow

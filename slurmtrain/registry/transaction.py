@@ -15,10 +15,9 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import sqlalchemy as sa
 
-from slurmtrain.model.preflight.finding import LedgerEntry
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.journal_lines import Garbage, Progress
-from slurmtrain.model.run.run import UNREADABLE, Run
+from slurmtrain.model.run.run import UNREADABLE, LedgerEntry, Run
 from slurmtrain.registry import queries, schema
 from slurmtrain.registry.rows import (
     ATTEMPTS,

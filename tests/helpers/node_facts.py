@@ -8,8 +8,7 @@ from typing import Any
 
 from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.preflight.checks import judge_checks
-from slurmtrain.model.preflight.finding import Finding
+from slurmtrain.model.preflight.checks import Finding, judge_checks
 
 HOSTS = {node: f"node{node}" for node in range(8)}
 VERSIONS = {

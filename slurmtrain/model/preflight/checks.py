@@ -1,4 +1,4 @@
-"""What the facts of each check mean for each node, as findings. Pure.
+"""Findings: what the facts of each check mean for each node, and the worst of several. Pure.
 
 Facts are what :func:`slurmtrain.runtime.preflight.facts.measure.measure_all` returns on every node. A check that
 compares nodes receives the facts of all of them.
@@ -7,16 +7,17 @@ compares nodes receives the facts of all of them.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from statistics import median_low
 from typing import Any
 
 from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.hostlist import name_some
-from slurmtrain.model.preflight.finding import Finding, apply_level
 
+# From best to worst; a check that was skipped says nothing about the node.
+STATUSES = ("skip", "pass", "warn", "fail")
 Facts = Mapping[str, Any]
 # Status, summary and evidence of one check on one node.
 Judgement = tuple[str, str, Mapping[str, Any]]
@@ -40,6 +41,32 @@ _MAX_OF_TYPE = 8
 _GIB = 1 << 30
 
 
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one check found on one node. ``summary``: a phrase with figures. ``evidence``: plain JSON types only."""
+
+    check: str
+    status: str
+    summary: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The finding as journaled; empty evidence is omitted."""
+        plain: dict[str, Any] = {"check": self.check, "status": self.status, "summary": self.summary}
+        return {**plain, "evidence": dict(self.evidence)} if self.evidence else plain
+
+
+def apply_level(finding: Finding, level: str) -> Finding:
+    """The finding; a failure becomes a warning if the spec's ``level`` is ``warn``."""
+    return replace(finding, status="warn") if finding.status == "fail" and level == "warn" else finding
+
+
+def worst_status(findings: Iterable[Finding]) -> str:
+    """The worst status among these; ``pass`` if there are none."""
+    statuses = [finding.status for finding in findings]
+    return max((status for status in statuses if status != "skip"), key=STATUSES.index, default="pass")
+
+
 def judge_checks(
     facts: Mapping[int, Mapping[str, Facts]], spec: Spec, hosts: Mapping[int, str]
 ) -> dict[int, list[Finding]]:
@@ -57,7 +84,7 @@ def judge_checks(
         Findings by node, in the order of the spec's sections, plug-ins last.
     """
     findings: dict[int, list[Finding]] = {node: [] for node in sorted(facts)}
-    own = [field.name for field in fields(PreflightSpec)]
+    own = [each.name for each in fields(PreflightSpec)]
     levels = {check: getattr(spec.preflight, check).level for check in own if check in _JUDGES}
     of_plugins = {check for of_node in facts.values() for check in of_node} - {*own, "plugins"}
     levels |= {check: spec.preflight.plugins.get(check, "fail") for check in sorted(of_plugins)}

@@ -13,7 +13,7 @@ from statistics import median_low
 from typing import Any
 
 from slurmtrain.model.experiment.sections import ClockCheck
-from slurmtrain.model.preflight.finding import Finding, apply_level
+from slurmtrain.model.preflight.checks import Finding, apply_level
 
 # t1 sent by the node, t2 received by node 0, t3 answered by node 0, t4 back at the node; seconds since 1970, t1 and t4
 # by the node's clock, t2 and t3 by node 0's.

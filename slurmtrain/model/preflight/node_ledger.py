@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import median_low
 
-from slurmtrain.model.preflight.finding import FindingKey, LedgerEntry
 from slurmtrain.model.run.events.agent_events import AgentStarted, JobRequeue, PreflightDone
 from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.events.command_events import NodeForgiven
 from slurmtrain.model.run.layout import attempt_of, node_of
+from slurmtrain.model.run.run import FindingKey, LedgerEntry
 
 
 def ledger_entries(run_id: str, events: Iterable[AnyEvent], numbers: Mapping[str, int]) -> list[LedgerEntry]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.hostlist import name_some
-from slurmtrain.model.preflight.checks import blamed_nodes, judge_checks
+from slurmtrain.model.preflight.checks import Finding, apply_level, blamed_nodes, judge_checks
 from slurmtrain.model.preflight.clock import ClockOffset, judge_clocks
 from slurmtrain.model.preflight.election import (
     ExcludedAddress,
@@ -22,7 +22,6 @@ from slurmtrain.model.preflight.election import (
     culprits,
     nodes_without_interface,
 )
-from slurmtrain.model.preflight.finding import Finding, apply_level
 from slurmtrain.model.run.events.agent_events import NetworkElected
 
 # How many failures a verdict's problem names.

@@ -315,3 +315,37 @@ class Live:
     starts_at: float | None = None
     priority: int | None = None
     nodes: str = ""
+
+
+# A finding of the preflight by run, directory of the attempt, and host.
+FindingKey = tuple[str, str, str]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LedgerEntry:
+    """A node that failed the preflight of an attempt.
+
+    Attributes:
+        host: The node's name.
+        run_id: The run.
+        attempt_key: The name of the attempt's directory.
+        attempt: The attempt's number.
+        checks: The checks that failed.
+        reason: How they failed.
+        evidence: The measurements, by check.
+        seen_at: Seconds since 1970.
+    """
+
+    host: str
+    run_id: str
+    attempt_key: str
+    attempt: int
+    checks: Sequence[str]
+    reason: str
+    evidence: Mapping[str, Any] = field(default_factory=dict)
+    seen_at: float
+
+    @property
+    def key(self) -> FindingKey:
+        """What pardons refer to."""
+        return (self.run_id, self.attempt_key, self.host)

@@ -19,7 +19,7 @@ from slurmtrain.system.owned_files import read_checked
 
 # What reads entries and pardons is imported where there are any: every submission looks, and most ledgers are empty.
 if TYPE_CHECKING:
-    from slurmtrain.model.preflight.finding import FindingKey, LedgerEntry
+    from slurmtrain.model.run.run import FindingKey, LedgerEntry
 
 _HOUR_S = 3600.0
 

@@ -27,6 +27,7 @@ from typing import Any
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.preflight import election
+from slurmtrain.model.preflight.checks import Finding
 from slurmtrain.model.preflight.clock import ClockOffset, clock_record
 from slurmtrain.model.preflight.election import (
     Candidate,
@@ -35,7 +36,6 @@ from slurmtrain.model.preflight.election import (
     NetworkProblem,
     NodeAddresses,
 )
-from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.preflight.verdict import (
     PreflightReports,
     Verdict,

@@ -17,9 +17,9 @@ from functools import partial
 from typing import Any, TypeVar
 
 from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.preflight.checks import Finding, worst_status
 from slurmtrain.model.preflight.clock import offset_from_stamps
 from slurmtrain.model.preflight.election import ALL_PAIRS, Candidate, ExcludedAddress, Network, probe_targets
-from slurmtrain.model.preflight.finding import Finding, worst_status
 from slurmtrain.model.run.events.agent_events import NetworkElected
 from slurmtrain.runtime.peers.channel import Refusals
 from slurmtrain.runtime.preflight.connections import Endpoint, connect_to_coordinator

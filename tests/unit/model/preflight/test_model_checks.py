@@ -17,8 +17,16 @@ from slurmtrain.model.experiment.kinds import Section, keys_of
 from slurmtrain.model.experiment.resources import ResourcesSpec
 from slurmtrain.model.experiment.sections import LEVELS, PreflightSpec
 from slurmtrain.model.experiment.spec import NetworkSpec, Spec
-from slurmtrain.model.preflight.checks import FATAL_XIDS, blamed_nodes, judge_checks, judge_hardware
-from slurmtrain.model.preflight.finding import STATUSES, Finding, apply_level, worst_status
+from slurmtrain.model.preflight.checks import (
+    FATAL_XIDS,
+    STATUSES,
+    Finding,
+    apply_level,
+    blamed_nodes,
+    judge_checks,
+    judge_hardware,
+    worst_status,
+)
 
 PAGE = Path(__file__).resolve().parents[4] / "docs" / "preflight.md"
 OWN = ["shared", "versions", "gpu", "hardware", "disk", "tmp", "shm", "limits", "dns", "straggler", "environment"]

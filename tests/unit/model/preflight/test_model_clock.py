@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.sections import ClockCheck
+from slurmtrain.model.preflight.checks import Finding
 from slurmtrain.model.preflight.clock import ADVICE, ClockOffset, judge_clocks, offset_from_stamps
-from slurmtrain.model.preflight.finding import Finding
 
 DISCIPLINE = {"disciplined": True, "source": "adjtimex", "description": "error at most 2 ms by the kernel"}
 ASTRAY = {"disciplined": False, "source": "chrony", "description": "chrony follows no source"}

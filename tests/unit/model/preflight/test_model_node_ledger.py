@@ -10,7 +10,6 @@ from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.preflight.finding import LedgerEntry
 from slurmtrain.model.preflight.node_ledger import (
     active_entries,
     entry_state,
@@ -18,6 +17,7 @@ from slurmtrain.model.preflight.node_ledger import (
     ledger_entries,
 )
 from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.run import LedgerEntry
 
 DAY = 86_400.0
 CLOCK = {"check": "clock", "status": "fail", "summary": "5 s ahead of n0 (limit 1 s)", "evidence": {"offset_ms": 5000}}

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from slurmtrain.model.experiment.resources import ResourcesSpec
 from slurmtrain.model.experiment.sections import BandwidthCheck, ClockCheck, NetworkCheck, PreflightSpec
 from slurmtrain.model.experiment.spec import NetworkSpec, Spec
+from slurmtrain.model.preflight.checks import Finding
 from slurmtrain.model.preflight.clock import ClockOffset
 from slurmtrain.model.preflight.election import (
     Candidate,
@@ -23,7 +24,6 @@ from slurmtrain.model.preflight.election import (
     NodeAddresses,
     elect,
 )
-from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.model.preflight.verdict import (
     PreflightReports,
     Verdict,

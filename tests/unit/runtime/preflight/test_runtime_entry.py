@@ -15,7 +15,7 @@ import pytest
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.interruption.exit_report import ExitReport
-from slurmtrain.model.preflight.finding import Finding
+from slurmtrain.model.preflight.checks import Finding
 from slurmtrain.model.run.events.agent_events import NetworkElected
 from slurmtrain.model.run.layout import AttemptDir, RunsRoot
 from slurmtrain.runtime.environment.node import Launch, Node

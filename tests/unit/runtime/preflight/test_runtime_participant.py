@@ -17,8 +17,8 @@ from helpers.simulated_preflight import FAST, LONG_S, SECRET, SLOW, SimulatedPre
 
 from slurmtrain.errors import LaunchError
 from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.preflight.checks import Finding
 from slurmtrain.model.preflight.election import ExcludedAddress, Network, probe_targets
-from slurmtrain.model.preflight.finding import Finding
 from slurmtrain.runtime.preflight import coordinator, participant
 from slurmtrain.runtime.preflight.connections import PeerLost
 from slurmtrain.runtime.preflight.participant import (

@@ -144,7 +144,7 @@ def _changed_fields(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
     """The fields of an attempt that an event changes; for most kinds there are none."""
     payload = event.payload
     if (field := _LISTS.get(payload.kind)) is not None:
-        changes = {field: (*getattr(attempt, field), {"at": event.time, **payload.known_json()})}
+        changes: dict[str, Any] = {field: (*getattr(attempt, field), {"at": event.time, **payload.known_json()})}
     elif payload.kind in _LAST:
         changes = {_LAST[payload.kind]: payload.known_json()}
     else:

@@ -9,8 +9,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.interruption.cases import JobFacts
-from slurmtrain.model.interruption.outlook import Outlook, SiteFinding, local_outlook, make_outlook, worst_severity
+from slurmtrain.model.interruption.outlook import (
+    JobFacts,
+    Outlook,
+    SiteFinding,
+    local_outlook,
+    make_outlook,
+    worst_severity,
+)
 from slurmtrain.model.interruption.preemption import may_use
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.ops.shared.views import SCHEMA

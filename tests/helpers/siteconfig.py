@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.interruption.cases import JobFacts
-from slurmtrain.model.interruption.outlook import Outlook, SiteFinding, make_outlook
+from slurmtrain.model.interruption.outlook import JobFacts, Outlook, SiteFinding, make_outlook
 from slurmtrain.model.interruption.preemption import Qos
 from slurmtrain.slurm.parse import read_partitions
 from slurmtrain.slurm.site import Site, read_associations, read_cluster, read_config, read_partition, read_qos

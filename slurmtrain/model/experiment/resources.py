@@ -207,11 +207,7 @@ class Components:
     """The kind of `resources.components`."""
 
     cls: type = ComponentSpec
-
-    @property
-    def text(self) -> str:
-        """As :attr:`Kind.text`."""
-        return "list of components, or null"
+    text = "list of components, or null"
 
     def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> tuple[ComponentSpec, ...]:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""

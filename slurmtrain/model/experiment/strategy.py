@@ -66,14 +66,10 @@ _BY_HARDWARE = kinds.Entries(
 )
 
 
-@dataclass(frozen=True, slots=True)
 class MixedPrecisionKind:
     """The value of the key, as any kind reads and writes it."""
 
-    @property
-    def text(self) -> str:
-        """As :attr:`Kind.text`."""
-        return "one of `bf16`, `fp16`, `auto`, or mapping, or null"
+    text = "one of `bf16`, `fp16`, `auto`, or mapping, or null"
 
     def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> MixedPrecision:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""

@@ -14,8 +14,7 @@ from helpers.simulated_run import SimulatedRun
 from helpers.siteconfig import CONFIG, PARTITIONS, QOS, config, partitions
 
 from slurmtrain.errors import PathError, SlurmDown
-from slurmtrain.model.interruption.cases import InterruptionCase
-from slurmtrain.model.interruption.outlook import SiteFinding
+from slurmtrain.model.interruption.outlook import InterruptionCase, SiteFinding
 from slurmtrain.ops.doctor import DoctorReport, examine, is_watched
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace

@@ -9,8 +9,14 @@ from helpers.siteconfig import QOS, finding_about, outlook_on, severities, site
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.interruption.cases import STARTERS, JobFacts
-from slurmtrain.model.interruption.outlook import SEVERITIES, local_outlook, make_outlook, worst_severity
+from slurmtrain.model.interruption.outlook import (
+    SEVERITIES,
+    STARTERS,
+    JobFacts,
+    local_outlook,
+    make_outlook,
+    worst_severity,
+)
 from slurmtrain.model.interruption.preemption import Cluster, Partition, Qos, may_use
 from slurmtrain.slurm.site import Site
 

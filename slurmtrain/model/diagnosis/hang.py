@@ -204,26 +204,17 @@ def find_culprits(ranks: Sequence[RankState]) -> tuple[list[int], str]:
     """
     reporting = [rank for rank in ranks if rank.phase is not Phase.NONE]
     ahead = max((rank.step for rank in reporting), default=0)
+    outside = _outside(reporting, lambda rank: rank.phase in WATCHED)
+    paused = _outside(reporting, lambda rank: rank.phase is not Phase.PAUSED)
+    apart = _outside([rank for rank in reporting if rank.stack], is_waiting)
     # Strongest evidence first: a stopped process explains why its step count is behind, not the other way round.
     for suspects, verb, reason in (
         ([rank for rank in ranks if rank.state and rank.state in _HELD], "is", _PROCESS_STATE),
         ([rank for rank in ranks if rank.state == "D"], "is", _PROCESS_STATE),
         ([rank for rank in reporting if rank.step < ahead], "has", "finished {step} steps, others {ahead}"),
-        (
-            _outside(reporting, lambda rank: rank.phase in WATCHED),
-            "is",
-            "not in the loop over steps that others are in, after step {step}",
-        ),
-        (
-            _outside(reporting, lambda rank: rank.phase is not Phase.PAUSED),
-            "has",
-            "been paused by the script, after step {step}",
-        ),
-        (
-            _outside([rank for rank in reporting if rank.stack], is_waiting),
-            "has",
-            "not reached the point where others wait, after step {step}",
-        ),
+        (outside, "is", "not in the loop over steps that others are in, after step {step}"),
+        (paused, "has", "been paused by the script, after step {step}"),
+        (apart, "has", "not reached the point where others wait, after step {step}"),
     ):
         if suspects:
             first = suspects[0]

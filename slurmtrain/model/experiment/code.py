@@ -67,11 +67,6 @@ _CODE = frozenset({".py", ".pyi", ".pyx", ".pxd", ".so", ".pyd", ".sh", ".bash"}
 _NEVER = frozenset({".git", "__pycache__"})
 
 
-def is_placeholder(path: str) -> bool:
-    """Whether a file is there for its directory, not for its content."""
-    return PurePosixPath(path).name.lower() in _PLACEHOLDERS
-
-
 def directories_of(paths: Iterable[str]) -> set[str]:
     """All directories that contain files with these relative paths; the root is an empty text."""
     directories = {""}
@@ -88,7 +83,7 @@ def without_data_directories(paths: Collection[str]) -> list[str]:
 
     Such a directory is for data or results: a run uses the one that is there.
     """
-    code = directories_of(path for path in paths if not is_placeholder(path))
+    code = directories_of(path for path in paths if posixpath.basename(path).lower() not in _PLACEHOLDERS)
     return [path for path in paths if posixpath.dirname(path) in code]
 
 

@@ -41,11 +41,6 @@ LATER_KEYS: Sequence[KeyPath] = (
 )  # fmt: skip
 
 
-def canonical_json(data: object) -> str:
-    """JSON that is the same for the same content: sorted keys, no blanks, no NaN. Raises ValueError for NaN."""
-    return json.dumps(data, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """A spec with all defaults filled in, and the two paths that depend on the submitting machine.
@@ -143,7 +138,9 @@ class Plan:
         """SHA-256 of the canonical JSON of the content, in hex, without :data:`LATER_KEYS` that have their default."""
         if not self._hash:
             content = without_defaults(self.content, LATER_KEYS)
-            object.__setattr__(self, "_hash", hashlib.sha256(canonical_json(content).encode()).hexdigest())
+            # The same for the same content: sorted keys, no blanks, no NaN.
+            text = json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, allow_nan=False)
+            object.__setattr__(self, "_hash", hashlib.sha256(text.encode()).hexdigest())
         return self._hash
 
     def to_json(self) -> dict[str, Any]:

@@ -244,13 +244,6 @@ def options_of_component(slurm: Mapping[str, Any], component: ComponentSpec) -> 
     return {name: value for name, value in {**of_all, **own}.items() if value is not None and value is not False}
 
 
-def component_of(components: Sequence[ComponentSpec], node: int) -> ComponentSpec:
-    """The component of a ``node``, by its number from 0: nodes are counted component by component."""
-    # A number of nodes that cannot be read is None, and is reported already.
-    ends = accumulate(component.nodes or 0 for component in components)
-    return next((component for component, end in zip(components, ends, strict=True) if node < end), components[-1])
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResourcesSpec:
     """The resources of a run."""
@@ -404,7 +397,10 @@ class ResourcesSpec:
 
     def of_node(self, node: int) -> ResourcesSpec:
         """What a ``node`` has, by its number from 0; for jobs without components that is the same for all."""
-        return self._with_component(component_of(self.components, node)) if self.components else self
+        # Nodes are counted component by component. A number that cannot be read is None, and is reported already.
+        ends = accumulate(component.nodes or 0 for component in self.components)
+        own = (component for component, end in zip(self.components, ends, strict=True) if node < end)
+        return self._with_component(next(own, self.components[-1])) if self.components else self
 
     def ranks_on(self, nodes: Iterable[int]) -> NodeRanks:
         """How many ranks each of these ``nodes`` has, by their numbers."""

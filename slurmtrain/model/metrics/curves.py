@@ -372,11 +372,6 @@ class AttemptLines(NamedTuple):
     end: int
     blocks: Sequence[Block] = ()
 
-    @property
-    def changes_nothing(self) -> bool:
-        """Whether it has neither lines nor a known step that it resumed from, so that it can be left out for now."""
-        return not self.end and not self.start.step and not self.start.restarts
-
 
 @dataclass(frozen=True, slots=True)
 class LineSummary:
@@ -414,7 +409,7 @@ def extend(summary: LineSummary, attempts: Sequence[AttemptLines]) -> LineSummar
     """
     attempts = list(attempts)
     # An attempt that is only in the queue would keep its summary from being continued once it logs.
-    while attempts and attempts[-1].changes_nothing:
+    while attempts and not (attempts[-1].end or attempts[-1].start.step or attempts[-1].start.restarts):
         attempts.pop()
     if not _is_continued(summary.attempts, attempts):
         return None

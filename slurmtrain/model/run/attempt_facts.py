@@ -20,6 +20,13 @@ from slurmtrain.model.run.layout import node_of
 NEVER = (0.0, "", -1)
 Order = tuple[float, str, int]
 
+
+def as_order(values: Iterable[Any]) -> Order:
+    """The order of an event, from the ``values`` that JSON has of it."""
+    time, source, offset = values
+    return (time, source, offset)
+
+
 # Kinds of events that are not kept individually: their effect is summarised here and in the list of checkpoints.
 _SUMMARISED = frozenset(
     {"saved", "save_failed", "interval", "pruned", "rejected", "verified", "found", "over_quota", "registered",
@@ -102,13 +109,8 @@ class SaveLog:
         log = cls(**record)
         log.captures = [(step, at) for step, at in log.captures]
         log.stalls = [(since, until) for since, until in log.stalls]
-        log.problem_order, log.interval_order = _read_order(log.problem_order), _read_order(log.interval_order)
+        log.problem_order, log.interval_order = as_order(log.problem_order), as_order(log.interval_order)
         return log
-
-
-def _read_order(values: Iterable[Any]) -> Order:
-    time, source, offset = values
-    return (time, source, offset)
 
 
 def captured_at(record: CheckpointRecord, time: float) -> float:

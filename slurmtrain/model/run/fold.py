@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.run.accounting import accounted, goodput
-from slurmtrain.model.run.attempt_facts import NEVER, AttemptFacts, Order, SaveLog, is_summarised
+from slurmtrain.model.run.attempt_facts import NEVER, AttemptFacts, Order, SaveLog, as_order, is_summarised
 from slurmtrain.model.run.attempts import group_by_attempt, never_started, number_attempts, read_attempt
 from slurmtrain.model.run.checkpoints import CheckpointHistory, concerns_checkpoints
 from slurmtrain.model.run.events import agent_events, command_events, rank_events
@@ -174,8 +174,7 @@ class RunBuilder:
                 builder._events.append(event)
         builder._saves = {key: SaveLog.from_dict(log) for key, log in record["saves"].items()}
         builder._checkpoints = CheckpointHistory.from_dict(record["checkpoints"])
-        time, source, offset = record["followed"]
-        builder._followed = (time, source, offset)
+        builder._followed = as_order(record["followed"])
         builder._all_events = all_events
         return builder
 

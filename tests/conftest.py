@@ -90,7 +90,7 @@ LONGEST = (
     "unit/runtime/checkpoint/test_formats_of_trainers.py",
     "local/test_ui.py",
     "local/test_script_metrics.py",
-    "unit/ops/test_ops_export.py",
+    "unit/plugins/test_export.py",
     "local/test_own_checkpoints.py",
     "unit/model/run/test_model_events.py",
     "unit/test_fuzz.py",

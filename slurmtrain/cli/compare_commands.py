@@ -267,7 +267,7 @@ def best_command(
     """
     from slurmtrain.ops.query.compare import rank
     from slurmtrain.ops.query.select import Question
-    from slurmtrain.ops.search.trials import summarize
+    from slurmtrain.ops.query.trials import summarize
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.views import SCHEMA
 

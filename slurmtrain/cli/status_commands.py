@@ -17,7 +17,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.ops.query.select import Selection
-    from slurmtrain.ops.search.trials import SearchSummary
+    from slurmtrain.ops.query.trials import SearchSummary
 
 
 @options.command(
@@ -117,7 +117,7 @@ def _searches(workspace: Workspace, names: Sequence[str], selection: Selection) 
     searches = [name for name in names if name in sweeps]
     if not searches:
         return []
-    from slurmtrain.ops.search.trials import summarize
+    from slurmtrain.ops.query.trials import summarize
 
     return summarize(workspace, searches)
 

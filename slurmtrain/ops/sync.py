@@ -39,9 +39,11 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.process_limits import make_room
 from slurmtrain.runtime.job.lease import kill_leftovers, runs_with_processes
 from slurmtrain.slurm.parse import second_jobs
+from slurmtrain.system.interpreter import SEARCHES, load_plugin
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
+    from slurmtrain.ops.query.trials import Advance
     from slurmtrain.registry.rows import Listed
     from slurmtrain.specfile import PlannedRun
 
@@ -140,9 +142,8 @@ class _Sync:
         """End runs that the pruners of searches would end, and submit the next runs of searches."""
         if not self._workspace.root.searches.is_dir():
             return
-        from slurmtrain.ops.search.advance import advance_all
-
-        advanced, synced = advance_all(self._workspace, self._only), self.synced
+        advanced: Advance = load_plugin(SEARCHES, "advance_all")(self._workspace, self._only)
+        synced = self.synced
         synced.searched += advanced.runs
         synced.pruned += [*advanced.pruned, *advanced.ending]
         synced.started += advanced.created

@@ -31,6 +31,8 @@ UTF8 = ("-X", "utf8")
 STRATEGIES = "slurmtrain.strategies"
 """The group of how models are distributed, besides whole replicas: meshes, communication hooks, mixed hardware."""
 GROWTH = "slurmtrain.growth"
+SEARCHES = "slurmtrain.searches"
+CHECKPOINT_FORMATS = "slurmtrain.checkpoint_formats"
 """The group of how a run gets more nodes while it runs."""
 
 

@@ -91,7 +91,7 @@ TESTS_OF = {
     "slurmtrain/plugins/drill/": ("local/test_drill.py", "cluster/test_slurm_drill.py"),
     "slurmtrain/plugins/": ("local/test_odd_names.py",),
     "slurmtrain/ops/query/": (),
-    "slurmtrain/ops/search/": ("local/test_search.py", "cluster/test_slurm_search.py"),
+    "slurmtrain/plugins/search.py": ("local/test_search.py", "cluster/test_slurm_search.py"),
     "slurmtrain/registry/": ("local/test_faults.py", "local/test_locks.py", "local/test_unreadable_runs.py"),
     "slurmtrain/runtime/upstreams.py": ("local/test_chains.py", "cluster/test_slurm_chains.py"),
     "slurmtrain/runtime/checkpoint/": (

@@ -34,6 +34,7 @@ from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import SiteRules, SpecFile, load_spec
 from slurmtrain.system.files import make_directory, read_json, write_json
 from slurmtrain.system.inherited import current_directory
+from slurmtrain.system.interpreter import SEARCHES, load_plugin
 from slurmtrain.system.locks import locked
 
 # Within so many seconds the same plan is rather a command repeated by mistake than a second run.
@@ -72,12 +73,11 @@ def submit_specs(
         SubmitInterrupted: the same after SIGINT or SIGTERM.
     """
     if any(spec.search is not None for spec in specs):
-        from slurmtrain.ops.search.advance import begin_search
-
         if key is not None or len(specs) > 1:
             manner = "with --idempotency-key" if key is not None else "together with other specs"
             raise UserError(f"a search cannot be submitted {manner}; nothing was created")
-        return begin_search(workspace, specs[0], executor)
+        submission: Submission = load_plugin(SEARCHES, "begin_search")(workspace, specs[0], executor)
+        return submission
     if key is None:
         return submit_sweeps(workspace, specs, [_new_sweep(workspace, spec) for spec in specs], executor=executor)
     # Before there is anything of the key.

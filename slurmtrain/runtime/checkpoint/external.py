@@ -53,7 +53,7 @@ from slurmtrain.runtime.checkpoint.untrusted_files import (
 )
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.job.run_reader import logged_step
-from slurmtrain.system.interpreter import load_plugin
+from slurmtrain.system.interpreter import CHECKPOINT_FORMATS, load_plugin
 from slurmtrain.system.owned_files import check_owner, open_readable, read_readable
 
 OTHER = Other()
@@ -66,7 +66,7 @@ _LIMIT_BYTES = 1 << 24
 @functools.cache
 def _of_trainers() -> Mapping[str, Format]:
     """The formats of trainers by name, in the order in which they are tried: a plug-in, loaded when it is asked for."""
-    return {each.NAME: each for each in load_plugin("slurmtrain.checkpoint_formats", "trainers")}
+    return {each.NAME: each for each in load_plugin(CHECKPOINT_FORMATS, "trainers")}
 
 
 def _format_named(name: str) -> Format:

@@ -18,7 +18,7 @@ import inspect
 import socket
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.sweep_values import Method, SearchSpec, is_same
 from slurmtrain.model.run.lineage import ids_by_name
 from slurmtrain.ops.cancel import finish_cancel, request_end
-from slurmtrain.ops.search.trials import Trial, TrialRun, read_trials
+from slurmtrain.ops.query.trials import Advance, Trial, TrialRun, read_trials
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.start_order import upstreams_of
 from slurmtrain.ops.shared.workspace import Workspace
@@ -181,22 +181,6 @@ def begin_search(workspace: Workspace, spec: SpecFile, executor: str) -> Submiss
     if advanced.problems:
         raise SubmitFailed("; ".join(advanced.problems), advanced.runs)
     return Submission(advanced.runs, advanced.notes, record.sweep)
-
-
-@dataclass(slots=True)
-class Advance:
-    """The changes to searches, by run id.
-
-    ``runs``: all runs of the searches that were looked at. ``created``: new runs. ``pruned``: runs that were pruned
-    earlier; ``ending``: runs that are pruned from now on.
-    """
-
-    runs: list[str] = field(default_factory=list)
-    created: list[str] = field(default_factory=list)
-    pruned: list[str] = field(default_factory=list)
-    ending: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
 
 
 def advance_all(workspace: Workspace, only: Collection[str] | None = None) -> Advance:

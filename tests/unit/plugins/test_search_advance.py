@@ -21,12 +21,12 @@ from slurmtrain.cli.compare_commands import best_command
 from slurmtrain.cli.status_commands import status_command
 from slurmtrain.errors import UserError
 from slurmtrain.model.run.events.command_events import RunCreated
-from slurmtrain.ops.search import advance as advancing
-from slurmtrain.ops.search.advance import Advance, advance_all, read, store, under_way
-from slurmtrain.ops.search.trials import read_trials
+from slurmtrain.ops.query.trials import read_trials
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec
+from slurmtrain.plugins import search as advancing
+from slurmtrain.plugins.search import Advance, advance_all, read, store, under_way
 from slurmtrain.runtime.upstreams import read_upstreams
 
 Begin = Callable[..., Any]

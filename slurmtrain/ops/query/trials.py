@@ -1,4 +1,4 @@
-"""The trials of a search, read from its runs, and its progress."""
+"""The trials of a search, read from its runs, and its progress; ``plugins/search`` chooses them."""
 
 from __future__ import annotations
 
@@ -173,3 +173,19 @@ def summarize(workspace: Workspace, sweeps: Iterable[str]) -> list[SearchSummary
         )
         summaries.append(summary)
     return summaries
+
+
+@dataclass(slots=True)
+class Advance:
+    """The changes to searches, by run id.
+
+    ``runs``: all runs of the searches that were looked at. ``created``: new runs. ``pruned``: runs that were pruned
+    earlier; ``ending``: runs that are pruned from now on.
+    """
+
+    runs: list[str] = field(default_factory=list)
+    created: list[str] = field(default_factory=list)
+    pruned: list[str] = field(default_factory=list)
+    ending: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)

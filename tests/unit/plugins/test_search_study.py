@@ -9,8 +9,8 @@ import pytest
 
 from slurmtrain.errors import NotAvailable, UserError
 from slurmtrain.model.experiment.sweep_values import Distribution, Method, SearchSpec
-from slurmtrain.ops.search.advance import Study, check_methods
-from slurmtrain.ops.search.trials import Trial
+from slurmtrain.ops.query.trials import Trial
+from slurmtrain.plugins.search import Study, check_methods
 
 SPACE = {
     "params.lr": Distribution(low=1e-5, high=0.1, log=True),

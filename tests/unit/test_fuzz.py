@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import subprocess
 import sys
@@ -18,12 +17,10 @@ CASES, SEED = os.environ.get("TEST_FUZZ_CASES", "5"), os.environ.get("TEST_FUZZ_
 
 
 def test_no_command_stumbles_over_damaged_files() -> None:
-    command = [sys.executable, str(FUZZ), "--cases", CASES, "--seed", SEED, "--json"]
+    command = [sys.executable, str(FUZZ), "--cases", CASES, "--seed", SEED]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    report = json.loads(ended.stdout)
-    assert report["cases"] == int(CASES)
-    assert report["failures"] == []
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert ended.stdout == f"{CASES} cases of seed {SEED}, none bad\n"
 
 
 RUN = f"project/runs/{id_of('completed')}"
@@ -115,12 +112,11 @@ def test_new_files_must_be_private_and_needed(home: SampleHome) -> None:
     assert judged(home, **{f"{RUN}/.plan.json.1.tmp": file(b"")}) == ["litter"]
 
 
-@pytest.mark.parametrize("script", ["fuzz", "bench"])
-def test_help_of_scripts_is_printed_without_installing_anything(tmp_path: Path, script: str) -> None:
+def test_help_of_benchmarks_is_printed_without_installing_anything(tmp_path: Path) -> None:
     environ = {"PATH": os.defpath, "SLURMTRAIN_VENV": str(tmp_path / "venv"), "PYTHONDONTWRITEBYTECODE": "1"}
     # -S: as the Python of a fresh machine, which has no packages.
-    command = [sys.executable, "-S", "-I", str(FUZZ.with_name(script)), "--help"]
+    command = [sys.executable, "-S", "-I", str(FUZZ.with_name("bench")), "--help"]
     ended = subprocess.run(command, env=environ, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stderr
-    assert ended.stdout.startswith(f"usage: scripts/{script}")
+    assert ended.stdout.startswith("usage: scripts/bench")
     assert not (tmp_path / "venv").exists()

@@ -6,14 +6,13 @@ import re
 import sys
 from pathlib import Path
 from types import ModuleType
-from typing import Any
 
 import pytest
 from helpers.gpu_figures import Figures
 from helpers.script_modules import SCRIPTS, load_script
 
 SCRIPT = SCRIPTS / "gpu-check"
-FACTS = {"python": "3.12.3", "torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.28.9", "count": 2, "paths": []}
+FACTS = {"python": "3.12.3", "torch": "2.11.0+cu130", "cuda": "13.0", "nccl": "2.28.9", "paths": []}
 GPUS = {**FACTS, "gpus": ["NVIDIA H100 80GB HBM3", "NVIDIA H100 80GB HBM3"]}
 REPORT = """<?xml version="1.0" encoding="utf-8"?><testsuites><testsuite name="pytest" tests="4">
 <testcase classname="tests.gpu" name="test_one"/><testcase classname="tests.gpu" name="test_two"/>
@@ -47,45 +46,29 @@ def test_the_python_that_was_named_comes_first_and_none_twice(
     assert check.pythons({}) == [sys.executable, str(venv)]
 
 
-@pytest.mark.parametrize(
-    ("facts", "problem"),
-    [
-        (GPUS, None),
-        ({"error": "No module named 'torch'"}, "No module named 'torch'"),
-        ({**FACTS, "count": 0}, "torch 2.11.0+cu130 sees no CUDA device"),
-        ({**FACTS, "torch": "2.13.0+cpu", "cuda": None, "count": 0},
-         "torch 2.13.0+cpu sees no CUDA device: it is built without CUDA"),
-    ],
-)  # fmt: skip
-def test_a_python_is_used_if_its_torch_sees_a_gpu(
-    check: ModuleType, facts: dict[str, Any], problem: str | None
-) -> None:
-    assert check.Candidate("python", facts).problem == problem
-
-
 def test_a_python_says_which_torch_and_packages_it_has(check: ModuleType) -> None:
-    facts = check.probe(sys.executable).facts
+    facts = check.probe(sys.executable)
     assert facts["torch"]
+    assert "gpus" in facts or "sees no CUDA device" in facts["problem"]
     assert any(path.endswith("site-packages") for path in facts["paths"])
-    assert "does not answer" in check.probe("/no/such/python").problem
+    assert "does not answer" in check.probe("/no/such/python")["problem"]
 
 
 def test_without_a_gpu_it_says_why_and_runs_nothing(
     check: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(check, "pythons", lambda environ: ["a", "b"])
-    answers = {"a": {"error": "No module named 'torch'"}, "b": {**FACTS, "count": 0}}
-    monkeypatch.setattr(check, "probe", lambda python: check.Candidate(python, answers[python]))
+    monkeypatch.setattr(check, "probe", lambda python: {"problem": f"{python} has no torch"})
     monkeypatch.setattr(check, "prepare", lambda *_: pytest.fail("nothing is to be installed"))
     assert check.main([]) == 0
     assert capsys.readouterr().err.splitlines() == [
-        "gpu-check: skipped: a: No module named 'torch'",
-        "gpu-check: skipped: b: torch 2.11.0+cu130 sees no CUDA device",
+        "gpu-check: skipped: a: a has no torch",
+        "gpu-check: skipped: b: b has no torch",
     ]
 
 
 def test_torch_and_mlflow_are_never_installed(check: ModuleType) -> None:
-    required = check.own_requirements()
+    required = check.requirements()
     names = [re.match(r"[\w-]+", each)[0] for each in required]
     assert {"torch", "mlflow"}.isdisjoint(names)
     assert {"omegaconf", "sqlalchemy", "submitit", "pytest", "nvidia-ml-py"} <= set(names)
@@ -96,14 +79,14 @@ def test_an_environment_with_all_requirements_is_used_as_it_is(
     check: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "has_all", lambda python: True)
-    assert check.prepare(check.Candidate("/usr/bin/python3", GPUS), None) == "/usr/bin/python3"
+    assert check.prepare("/usr/bin/python3", [], None) == "/usr/bin/python3"
 
 
 def test_the_outcome_of_each_test_is_counted(check: ModuleType) -> None:
     outcome = check.read_outcome(REPORT)
     assert outcome.passed == 2
-    assert outcome.failed == ["test_three", "test_five"]
-    assert outcome.skipped == {"test_four": "needs two CUDA devices"}
+    assert outcome.failed == 2
+    assert outcome.skipped == {"needs two CUDA devices": 1}
 
 
 def test_the_table_names_machine_software_figures_and_what_was_skipped(check: ModuleType, tmp_path: Path) -> None:

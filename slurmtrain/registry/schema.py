@@ -2,7 +2,7 @@
 
 Everything that this package asks of a database is the same statement for both, except for types of columns, inserts,
 and looking into JSON, which are here. What is a matter of files, servers and connections is in
-:mod:`slurmtrain.registry.sqlite` and :mod:`slurmtrain.registry.postgresql`.
+:mod:`slurmtrain.registry.sqlite` and :mod:`slurmtrain.plugins.postgresql`.
 """
 
 from __future__ import annotations

@@ -25,6 +25,7 @@ from slurmtrain.model.run.layout import METRICS
 from slurmtrain.registry import queries, schema, sqlite
 from slurmtrain.registry.cells import NOT_OURS, damaged_value
 from slurmtrain.registry.rows import Listed, decode_cell, is_mirrored
+from slurmtrain.system.interpreter import REGISTRIES, load_plugin
 from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
@@ -59,19 +60,20 @@ def open_engine(address: Path | DatabaseUrl) -> sa.Engine:
     """
     if isinstance(address, Path):
         return sqlite.open_file(address)
-    # Imported here: it raises where psycopg is missing, which is an extra.
-    from slurmtrain.registry.postgresql import open_server
+    engine: sa.Engine = _on_server().open_server(address)
+    return engine
 
-    return open_server(address)
+
+def _on_server() -> Any:
+    """The plug-in for registries on a server. Raises RegistryFailed where psycopg is missing, which is an extra."""
+    return load_plugin(REGISTRIES, "postgresql")
 
 
 def reading(engine: sa.Engine) -> sa.Connection:
     """A connection that only reads, and so waits for no writer, except one of a SQLite file that is committing."""
     options: dict[str, Any] = sqlite.READS
     if engine.dialect.name == "postgresql":
-        from slurmtrain.registry.postgresql import READS as OF_SERVER
-
-        options = OF_SERVER
+        options = _on_server().READS
     return engine.connect().execution_options(**options)
 
 
@@ -91,9 +93,7 @@ def put_registry_aside(address: Path | DatabaseUrl, suffix: str, *, only: FileId
     """
     if isinstance(address, Path):
         return sqlite.put_file_aside(address, suffix, only)
-    from slurmtrain.registry.postgresql import start_anew
-
-    start_anew(address)
+    _on_server().start_anew(address)
     return None
 
 

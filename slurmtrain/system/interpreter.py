@@ -31,9 +31,13 @@ UTF8 = ("-X", "utf8")
 STRATEGIES = "slurmtrain.strategies"
 """The group of how models are distributed, besides whole replicas: meshes, communication hooks, mixed hardware."""
 GROWTH = "slurmtrain.growth"
-SEARCHES = "slurmtrain.searches"
-CHECKPOINT_FORMATS = "slurmtrain.checkpoint_formats"
 """The group of how a run gets more nodes while it runs."""
+SEARCHES = "slurmtrain.searches"
+"""The group of who chooses the next runs of a sweep that searches."""
+REGISTRIES = "slurmtrain.registries"
+"""The group of registries that are no SQLite file."""
+CHECKPOINT_FORMATS = "slurmtrain.checkpoint_formats"
+"""The group of formats in which trainers write checkpoints."""
 
 
 def collect_rarely() -> None:

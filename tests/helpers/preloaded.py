@@ -127,7 +127,7 @@ def shared() -> Preloaded:
 
 # Parts of the package that commands import while they run, and modules that take long of those which few tests need.
 _IMPORTED_LATE = ("registry", "history", "model", "ops", "local", "specfile", "snapshots")
-_RARE = ("slurmtrain.registry.postgresql",)
+_RARE = ("slurmtrain.plugins.postgresql",)
 
 
 def _serve() -> None:

@@ -21,7 +21,8 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.urls import DatabaseUrl, read_database_url
 from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.registry import postgresql, schema
+from slurmtrain.plugins import postgresql
+from slurmtrain.registry import schema
 from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.glance import glance
 from slurmtrain.registry.ingest import ingest
@@ -314,7 +315,7 @@ def test_a_missing_driver_is_named_with_its_remedy(
     registry: DatabaseUrl, run: SimulatedRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "psycopg", None)
-    monkeypatch.delitem(sys.modules, "slurmtrain.registry.postgresql")
+    monkeypatch.delitem(sys.modules, "slurmtrain.plugins.postgresql")
     warnings: list[str] = []
     assert set(Store(registry, Spare(lambda: [RunDir(registry.root / RUN_ID)], warnings.append)).index()) == {RUN_ID}
     assert "pip install 'slurmtrain[postgres]'" in warnings[0]

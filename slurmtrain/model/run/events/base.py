@@ -21,7 +21,6 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from functools import cache
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar, dataclass_transform
 
 UNUSABLE = object()
@@ -446,17 +445,22 @@ class FieldLayout(NamedTuple):
     read: Reader
 
 
-@cache  # looking at annotations takes longer than reading a line
+_LAYOUTS: dict[type[Payload], tuple[FieldLayout, ...]] = {}
+
+
 def layout(cls: type[Payload]) -> tuple[FieldLayout, ...]:
     """The fields of a class, except :attr:`Payload.extra`."""
-    return tuple(
-        FieldLayout(
-            name=each.name,
-            key=each.metadata.get("key", each.name),
-            omit_none=bool(each.metadata.get("omit_none")),
-            is_required=each.default is MISSING and each.default_factory is MISSING,
-            read=reader_of_type(str(each.type)),
+    # Once for each class: looking at annotations takes longer than reading a line. mypy refuses functools.cache here.
+    if cls not in _LAYOUTS:
+        _LAYOUTS[cls] = tuple(
+            FieldLayout(
+                name=each.name,
+                key=each.metadata.get("key", each.name),
+                omit_none=bool(each.metadata.get("omit_none")),
+                is_required=each.default is MISSING and each.default_factory is MISSING,
+                read=reader_of_type(str(each.type)),
+            )
+            for each in fields(cls)
+            if each.name != "extra"
         )
-        for each in fields(cls)
-        if each.name != "extra"
-    )
+    return _LAYOUTS[cls]

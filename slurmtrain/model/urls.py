@@ -16,8 +16,8 @@ _IN_ACCOUNT = re.compile(
     r"(?P<before>(?<![A-Za-z0-9+.-])[A-Za-z0-9+.-]+://[^\s/@:?#\[\"'`]*:)(?!\d*[/?#]|\$|<redacted>)"
     r"(?:[^\s/?#\"'`]+|[^\s@\"'`]+)(?=@)"
 )
-# What follows a scheme, up to the end of the word, and the secrets in it.
-_ADDRESS = re.compile(r"://[^\s\"'`]+")
+_WORD = re.compile(r"[^\s\"'`]+")
+# Behind a scheme.
 _IN_QUERY = re.compile(r"(?P<before>[?&]\w*(?:passw(?:or)?d|pwd|secret|token)=)(?!\$|<redacted>)[^&#]+", re.IGNORECASE)
 _OF_SERVER = (
     "set MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, or write MLflow's own file "
@@ -50,7 +50,14 @@ def without_url_passwords(text: str) -> str:
     if "://" not in text:
         return text
     hidden = rf"\g<before>{HIDDEN}"
-    return _ADDRESS.sub(lambda match: _IN_QUERY.sub(hidden, match[0]), _IN_ACCOUNT.sub(hidden, text))
+
+    def hide(word: re.Match[str]) -> str:
+        # Only up to the last @: each URL behind it would be sought one, up to the end of the word.
+        before, at, after = word[0].rpartition("@")
+        scheme, slashes, rest = f"{_IN_ACCOUNT.sub(hidden, before + at)}{after}".partition("://")
+        return f"{scheme}{slashes}{_IN_QUERY.sub(hidden, rest)}"
+
+    return _WORD.sub(hide, text)
 
 
 def check_tracking_uri(uri: str) -> None:

@@ -227,13 +227,17 @@ def _append(archive: ZipFile, file: JournalFile, span: tuple[int, int], block: B
     ``span``: where the lines begin in the metrics ``file``, and where they end, in bytes.
     """
     number = len(archive.namelist())
-    even = _even(block.steps)
-    arrays = {"times": array("d", block.times)} | ({} if even else {"steps": array("q", block.steps)})
+    steps = array("q", block.steps)
+    first, distance = (steps[0], steps[1] - steps[0]) if len(steps) > 1 else (0, 0)
+    # Equidistant steps take no room.
+    is_even = distance > 0 and steps == array("q", range(first, first + distance * len(steps), distance))
+    arrays = {"times": array("d", block.times)} | ({} if is_even else {"steps": steps})
     for place, column in enumerate(block.columns.values()):
         arrays[f"{place}.values"] = array("d", column.values)
         if column.rows is not None:
             arrays[f"{place}.rows"] = array("i", column.rows)
     columns = [(name, column.rows is None) for name, column in block.columns.items()]
+    even = (first, distance, len(steps)) if is_even else None
     stored = _Stored(number, str(file.metrics_of), *span, _tail(file, span[1]), even, columns)
     try:
         for name, values in arrays.items():
@@ -243,12 +247,3 @@ def _append(archive: ZipFile, file: JournalFile, span: tuple[int, int], block: B
     except OSError:
         return None
     return archive
-
-
-def _even(steps: Sequence[int]) -> tuple[int, int, int] | None:
-    """The first step, the distance and the number of equidistant ``steps``: these take no room."""
-    if len(steps) < 2 or steps[1] <= steps[0]:
-        return None
-    distance = steps[1] - steps[0]
-    even = range(steps[0], steps[0] + distance * len(steps), distance)
-    return (steps[0], distance, len(steps)) if steps == even or array("q", even) == steps else None

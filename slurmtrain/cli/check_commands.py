@@ -226,23 +226,18 @@ def preflight_command(
     run, findings = show_json(workspace, synced.observed.runs[run_id], loaded), findings_json(workspace, loaded)
     if as_json:
         output.print_json({"schema": 1, "run": run, "checks": findings})
-    else:
-        _print_findings(run, findings)
-    return 0 if completed and not describe.has_failed(findings) else 1
-
-
-def _print_findings(run: dict[str, Any], findings: dict[str, list[dict[str, Any]]]) -> None:
+        return 0 if completed and not describe.has_failed(findings) else 1
     if findings:
         tables.print_table(describe.CHECK_HEADERS, describe.check_rows(findings))
-    if run["attempts"]:
-        newest = run["attempts"][-1]
+    for newest in run["attempts"][-1:]:
         tables.print_network(newest["network"])
         if newest["clock"]:
             output.echo("", f"clocks ahead of node 0's: {describe.describe_clocks(newest['clock'])}")
     if run["state"] != "completed":
-        output.echo(f"run {run['id']} is {run['state']}: {formatting.localized(run['reason'])}", err=True)
+        output.echo(f"run {run_id} is {run['state']}: {formatting.localized(run['reason'])}", err=True)
     elif not findings:
-        output.echo(f"run {run['id']} reported no checks", err=True)
+        output.echo(f"run {run_id} reported no checks", err=True)
+    return 0 if completed and not describe.has_failed(findings) else 1
 
 
 @options.command("nodes --all", cls=click.Group, invoke_without_command=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -139,12 +139,24 @@ _PERFORMANCE_COLUMNS = (
 )
 
 
+# A line of the table: runs that differ in nothing but seeds, and whether it is their mean below lines for each.
+_Line = tuple["SeedGroup", bool]
+
+
 def _print_comparison(answer: Answer) -> None:
+    """Print a line for each group; if there is only one, for each of its runs, and for all of them."""
     if not answer.comparison.differs:
         output.echo("the runs have the same settings", err=True)
     if answer.criterion is not None:
         output.echo(str(answer.criterion), err=True)
-    columns, lines = _comparison_columns(answer), list(_comparison_lines(answer))
+    lines: list[_Line] = []
+    groups = answer.comparison.groups
+    for group in groups:
+        if len(groups) > 1 or len(group.runs) == 1:
+            lines.append((group, False))
+        else:
+            lines += [*((replace(group, runs=[run]), False) for run in group.runs), (group, True)]
+    columns = _comparison_columns(answer)
     if output.is_terminal(sys.stdout):
         cells = [[column.title for column in columns], *([column.cell(line) for column in columns] for line in lines)]
         upright, width = list(zip(*cells, strict=True)), tables.console().width
@@ -164,21 +176,6 @@ def _table_width(lines: Sequence[Sequence[str]]) -> int:
     from rich.cells import cell_len
 
     return sum(max(map(cell_len, column)) + GAP for column in zip(*lines, strict=True)) - GAP
-
-
-# A line of the table: runs that differ in nothing but seeds, and whether it is their mean below lines for each.
-_Line = tuple["SeedGroup", bool]
-
-
-def _comparison_lines(answer: Answer) -> Iterator[_Line]:
-    """A line for each group; if there is only one, for each of its runs, and for all of them."""
-    groups = answer.comparison.groups
-    for group in groups:
-        if len(groups) > 1 or len(group.runs) == 1:
-            yield group, False
-            continue
-        yield from ((replace(group, runs=[run]), False) for run in group.runs)
-        yield group, True
 
 
 def _comparison_columns(answer: Answer) -> list[Column]:
@@ -363,7 +360,15 @@ def _print_difference(difference: RunDifference) -> None:
     for kind, changes in (difference.environment or {"": {}}).items():
         rows = [(name, *map(_text, pair)) for name, pair in changes.items()]
         _print_section(f"ENVIRONMENT: {kind}" if kind else "ENVIRONMENT", headers, rows)
-    _print_section("RESULT", [*headers, "DIFFERENCE"], list(_result_rows(difference.result)))
+    results = []
+    for name, pair in difference.result.items():
+        if any(value not in (None, 0) for value in pair) or name in ("state", "step"):
+            texts = [formatting.duration(value) if name == "seconds" else _text(value) for value in pair]
+            # By how much the second is larger, if both are figures.
+            is_change = pair[0] != pair[1] and not any(isinstance(value, str | None) for value in pair)
+            title = name.replace("_", " ") if name in ("gpu_hours", "lost_steps") else name
+            results.append((title, *texts, f"{pair[1] - pair[0]:+.4g}" if is_change else ""))
+    _print_section("RESULT", [*headers, "DIFFERENCE"], results)
     differing = [
         # With all their digits: values that differ in the last bit would look equal otherwise.
         (name, str(each.step), *map(repr, each.values), f"{each.steps} steps")
@@ -408,16 +413,6 @@ def _print_code(code: CodeDifference) -> None:
                 output.echo(f"  and {len(paths) - _SHOWN} more {change}; --json has all")
     for line in code.lines:
         output.verbatim(line)
-
-
-def _result_rows(result: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Name, both values, and by how much the second is larger, if both are figures, of what either run has."""
-    for name, pair in result.items():
-        if any(value not in (None, 0) for value in pair) or name in ("state", "step"):
-            first, second = (formatting.duration(value) if name == "seconds" else _text(value) for value in pair)
-            is_change = pair[0] != pair[1] and not any(isinstance(value, str | None) for value in pair)
-            title = name.replace("_", " ") if name in ("gpu_hours", "lost_steps") else name
-            yield title, first, second, f"{pair[1] - pair[0]:+.4g}" if is_change else ""
 
 
 def _text(value: Any) -> str:

@@ -113,7 +113,7 @@ def network_rows(network: Mapping[str, Any] | None) -> list[tuple[str, ...]]:
             "yes" if candidate.get("name") == network["elected"] else "",
             str(candidate.get("kind") or "-"),
             speed(candidate.get("speed_mbps")),
-            _rate(candidate.get("measured_mb_per_s")),
+            "-" if (rate := candidate.get("measured_mb_per_s")) is None else f"{rate:.3g} MB/s",
             str(candidate.get("mtu") or "-"),
             ", ".join(sorted({str(name) for name in candidate.get("interfaces", {}).values()})),
             _proved(candidate),
@@ -160,10 +160,6 @@ def _proved(network: Mapping[str, Any]) -> str:
         if network["proved"]
         else "no" + (f": {'; '.join(first_of(problems, _PROBLEMS_SHOWN))}" if problems else "")
     )
-
-
-def _rate(mb_per_s: float | None) -> str:
-    return "-" if mb_per_s is None else f"{mb_per_s:.3g} MB/s"
 
 
 # So many clocks are listed one by one.

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import os
 import re
 import sys
@@ -74,7 +72,6 @@ def logs_command(
 _COLUMNS, _LINES = 80, 24
 # Characters of braille have two columns of dots.
 _DOTS = 2
-_CSV_ROWS = 10_000
 
 
 @options.command("plot cnn-lr0.1 cnn-lr0.3 val_loss --log", "plot 'cnn-*' val_loss --over seed", looks=True)
@@ -138,7 +135,8 @@ def plot_command(
     if as_json:
         output.print_json(plot.means_json(groups, subject.metrics, over) if over else plot.points_json(plotted))
     elif as_csv:
-        _print_points(plot.means_csv(groups, subject.metrics) if over else plot.points_csv(plotted))
+        rows = plot.means_csv(groups, subject.metrics) if over else plot.points_csv(plotted)
+        output.print_csv(rows, line_end="\n")
     elif png is not None or svg is not None:
         for path, suffix in ((png, ".png"), (svg, ".svg")):
             if path is not None:
@@ -162,20 +160,6 @@ def _draw_charts(charts: Callable[[int], Iterable[Chart]], count: int) -> None:
     for chart in charts(_DOTS * width):
         for line in draw(chart, width, height, colour=colour, unicode=unicode):
             output.log_line("", line)
-
-
-def _print_points(rows: Iterable[Sequence[str]]) -> None:
-    """Print rows as CSV, some at a time: there may be millions."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    for number, row in enumerate(rows, 1):
-        writer.writerow(row)
-        if number % _CSV_ROWS == 0:
-            output.verbatim(*text.getvalue().splitlines())
-            text.seek(0)
-            text.truncate()
-    if text.getvalue():
-        output.verbatim(*text.getvalue().splitlines())
 
 
 # In this order: easy to tell apart, on dark and on light terminals.

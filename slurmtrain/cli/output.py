@@ -149,14 +149,14 @@ def print_json(data: Mapping[str, Any], *, on_a_line: bool = False) -> None:
         stream.write(f"{text}\n")
 
 
-def print_csv(rows: Iterable[Sequence[Any]]) -> None:
-    """Print lines of comma-separated values (RFC 4180) to standard output. Raises as :func:`echo`."""
+def print_csv(rows: Iterable[Sequence[Any]], *, line_end: str = "\r\n") -> None:
+    """Print lines of comma-separated values (RFC 4180), which end in ``line_end``. Raises as :func:`echo`."""
     import csv
 
     with _writing() as stream:
         if stream.isatty():
             rows = ([printable(cell) if isinstance(cell, str) else cell for cell in row] for row in rows)
-        csv.writer(stream).writerows(rows)
+        csv.writer(stream, lineterminator=line_end).writerows(rows)
 
 
 def confirm(question: str) -> bool:

@@ -43,18 +43,14 @@ class StepFile:
             self._names = names
             # What is damaged is written anew.
             with contextlib.suppress(ValueError, csv.Error):
-                return self._cut(step)
+                newest, is_whole = self._newest()
+                if newest is None or newest > step or not is_whole:
+                    self._replace(row for row in self.rows() if int(row[0]) <= step)
+                    newest, _ = self._newest()
+                return newest
         self._names = []
         self._replace([])
         return None
-
-    def _cut(self, step: int) -> int | None:
-        """Drop all rows after a ``step``; returns the step of the last remaining row. Raises ValueError, csv.Error."""
-        newest, is_whole = self._newest()
-        if newest is not None and newest <= step and is_whole:
-            return newest
-        self._replace(row for row in self.rows() if int(row[0]) <= step)
-        return self._newest()[0]
 
     def append(self, points: Sequence[TrackedPoint]) -> None:
         """Add rows for the final ones among these points, whose steps are later than the file's."""

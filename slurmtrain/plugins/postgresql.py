@@ -82,7 +82,7 @@ def make_engine(url: DatabaseUrl) -> sa.Engine:
     engine = sa.create_engine("postgresql+psycopg://", creator=connect, **dialect)
 
     @sa.event.listens_for(engine, "handle_error")
-    def _failed(context: sa.engine.ExceptionContext) -> None:
+    def translate(context: sa.engine.ExceptionContext) -> None:
         error = context.original_exception
         if isinstance(error, psycopg.Error) and not isinstance(error, psycopg.errors.LockNotAvailable):
             raise _server_error(url, error, is_lost=context.is_disconnect) from error

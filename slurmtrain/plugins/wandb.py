@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import netrc
 import os
 import re
@@ -157,16 +156,9 @@ def _prepare_environment() -> None:
     """Let W&B report nothing to its makers, and leave nothing but runs: each process of it begins a log of its own."""
     os.environ.setdefault("WANDB_ERROR_REPORTING", "false")
     if "WANDB_CACHE_DIR" not in os.environ:
-        os.environ["WANDB_CACHE_DIR"] = _passing_directory()
-
-
-@functools.cache
-def _passing_directory() -> str:
-    """A directory that goes with this process."""
-    directory = tempfile.mkdtemp(prefix="slurmtrain-wandb-")
-    # Before W&B registers the end of its own process, so that this comes after it.
-    atexit.register(shutil.rmtree, directory, ignore_errors=True)
-    return directory
+        # It goes with this process: before W&B registers the end of its own process, so that this comes after it.
+        os.environ["WANDB_CACHE_DIR"] = tempfile.mkdtemp(prefix="slurmtrain-wandb-")
+        atexit.register(shutil.rmtree, os.environ["WANDB_CACHE_DIR"], ignore_errors=True)
 
 
 _SERVER = "https://api.wandb.ai"

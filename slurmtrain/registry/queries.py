@@ -212,7 +212,7 @@ def of_runs(table: sa.Table) -> sa.ColumnElement[bool]:
 def _execute_rows(
     connection: sa.Connection, table: sa.Table, run_ids: Collection[str] | None, *where: sa.ColumnElement[bool]
 ) -> Sequence[Any]:
-    query = _selection(table, some=run_ids is not None).where(*where)
+    query = sa.select(*table.columns).where(*(() if run_ids is None else (of_runs(table),)), *where)
     rows = connection.execute(query, {} if run_ids is None else {"ids": json.dumps(list(run_ids))}).all()
     types = types_of(table)
     # SQLite stores any value in any column.
@@ -232,12 +232,6 @@ def types_of(table: sa.Table) -> list[tuple[type, ...]]:
         )
         for column in table.columns
     ]
-
-
-@cache
-def _selection(table: sa.Table, *, some: bool) -> sa.Select[Any]:
-    query = sa.select(*table.columns)
-    return query.where(of_runs(table)) if some else query
 
 
 # --- which runs -------------------------------------------------------------------------------------------------------

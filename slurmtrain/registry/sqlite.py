@@ -214,8 +214,14 @@ def open_file(path: Path) -> sa.Engine:
 
 
 def _open_with(engine: sa.Engine, path: Path) -> sa.Engine:
-    if _exists(path) and _version_if_registry(engine, path) == schema.VERSION:
-        return engine
+    try:
+        if _exists(path) and _tables_version(engine, path) == schema.VERSION:
+            return engine
+    except RegistryDamaged as error:
+        if _was_registry(path):
+            raise
+        cause = error.__cause__
+        raise RegistryUnusable(f"{path} is not a readable database ({cause}); {_rebuild_advice(path)}") from cause
     make_directory(path.parent)
     with held(lock_beside(path)):
         try:
@@ -256,24 +262,21 @@ def _with_events(engine: sa.Engine, path: Path) -> sa.Engine:
     _begin_explicitly(engine)
 
     @sa.event.listens_for(engine, "handle_error")
-    def _failed(context: sa.engine.ExceptionContext) -> None:
+    def translate(context: sa.engine.ExceptionContext) -> None:
         error = context.original_exception
-        if isinstance(error, sqlite3.DatabaseError):
-            raise _sqlite_error(path, error) from error
+        if not isinstance(error, sqlite3.DatabaseError):
+            return
+        # The driver reports text that is not UTF-8 like a failing disk, but without a code of SQLite.
+        if not isinstance(error, sqlite3.OperationalError) or str(error).startswith("Could not decode to UTF-8"):
+            cure = "'slurmtrain registry rebuild' replaces it"
+            raise RegistryDamaged(f"the registry {path} is damaged ({error}); {cure}") from error
+        if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:
+            raise ConnectionLost(f"the registry {path} was replaced or deleted") from error
+        cure = f"free some space in {path.parent}" if "full" in str(error) else f"look at {path.parent}"
+        cure += ", or set 'registry' in slurmtrain.yaml to a file elsewhere"
+        raise RegistryFailed(f"the registry {path} cannot be used: {error}; {cure}") from error
 
     return engine
-
-
-def _sqlite_error(path: Path, error: sqlite3.DatabaseError) -> Exception:
-    """An error of SQLite or its driver as one of ours."""
-    # The driver reports text that is not UTF-8 like a failing disk, but without a code of SQLite.
-    if not isinstance(error, sqlite3.OperationalError) or str(error).startswith("Could not decode to UTF-8"):
-        return RegistryDamaged(f"the registry {path} is damaged ({error}); 'slurmtrain registry rebuild' replaces it")
-    if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_READONLY_DBMOVED:
-        return ConnectionLost(f"the registry {path} was replaced or deleted")
-    cure = f"free some space in {path.parent}" if "full" in str(error) else f"look at {path.parent}"
-    cure += ", or set 'registry' in slurmtrain.yaml to a file elsewhere"
-    return RegistryFailed(f"the registry {path} cannot be used: {error}; {cure}")
 
 
 def _begin_explicitly(engine: sa.Engine) -> None:
@@ -293,17 +296,6 @@ def _begin_explicitly(engine: sa.Engine) -> None:
     def _begin(connection: sa.Connection) -> None:
         reads = connection.get_execution_options().get("reads", False)
         connection.exec_driver_sql("BEGIN" if reads else "BEGIN IMMEDIATE")
-
-
-def _version_if_registry(engine: sa.Engine, path: Path) -> int | None:
-    """The version of the tables; RegistryUnusable also if what cannot be read was never a registry."""
-    try:
-        return _tables_version(engine, path)
-    except RegistryDamaged as error:
-        if _was_registry(path):
-            raise
-        cause = error.__cause__
-        raise RegistryUnusable(f"{path} is not a readable database ({cause}); {_rebuild_advice(path)}") from cause
 
 
 def _was_registry(path: Path) -> bool:

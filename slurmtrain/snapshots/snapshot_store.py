@@ -183,7 +183,11 @@ def _store_files(root: RunsRoot, selection: CodeSelection) -> CodeManifest:
                         return manifest
         # A damaged one makes room for what replaces it.
         stored.path.rename(root.snapshots / f".old-{os.urandom(8).hex()}")
-    _remove_litter(root.snapshots)
+    # What commands that were killed have left half-written.
+    for path in (*root.snapshots.glob(".new-*"), *root.snapshots.glob(".old-*")):
+        with contextlib.suppress(OSError):
+            if path.lstat().st_mtime < time.time() - _LITTER_S:
+                shutil.rmtree(path, ignore_errors=True)
     unborn = root.snapshots / f".new-{os.urandom(8).hex()}"
     unborn.mkdir(mode=0o700)
     try:
@@ -230,11 +234,3 @@ def _create(path: Path) -> IO[bytes]:
 def _make_durable(file: IO[bytes]) -> None:
     file.flush()
     os.fsync(file.fileno())
-
-
-def _remove_litter(snapshots: Path) -> None:
-    """Remove what commands that were killed have left half-written."""
-    for path in (*snapshots.glob(".new-*"), *snapshots.glob(".old-*")):
-        with contextlib.suppress(OSError):
-            if path.lstat().st_mtime < time.time() - _LITTER_S:
-                shutil.rmtree(path, ignore_errors=True)

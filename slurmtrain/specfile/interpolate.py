@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from functools import cache
 from typing import Any
 
 from slurmtrain.model.experiment.chain import escape_references
 from slurmtrain.model.experiment.kinds import KeyPath, Report, suggestion
 from slurmtrain.model.experiment.values import SHELL_KEYS
-from slurmtrain.model.written import WrittenNumber
 
 _NO_VARIABLE = re.compile(r"Environment variable '(\w+)' not found")
 _MISSING = re.compile(r"Interpolation key '(.+)' not found")
@@ -51,7 +49,9 @@ class Interpolator:
         """Make the config one with these values: omegaconf takes a millisecond to create one anew."""
         from omegaconf import OmegaConf
 
-        self._config = OmegaConf.create({}) if self._config is None else self._config
+        # Of its own it refuses a number that remembers how it was written.
+        flags = {"allow_objects": True}
+        self._config = OmegaConf.create({}, flags=flags) if self._config is None else self._config
         for key in [each for each in self._config if each not in values]:
             del self._config[key]
             self._values.pop(str(key), None)
@@ -96,8 +96,6 @@ def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
         return {key: _parsable(inside, (*at, str(key)), report) for key, inside in value.items()}
     if isinstance(value, list):
         return [_parsable(inside, (*at, str(index)), report) for index, inside in enumerate(value)]
-    if isinstance(value, WrittenNumber):
-        return _number_node()(value)
     if not isinstance(value, str) or "${" not in value:
         return value
     # omegaconf parses an interpolation when a config is created, long before it evaluates it.
@@ -111,19 +109,6 @@ def _parsable(value: Any, at: KeyPath, report: Report) -> Any:
     else:
         return escaped
     return None
-
-
-# Made when it is first needed: most specs do without omegaconf, which takes long to import.
-@cache
-def _number_node() -> type:
-    """The node of a number that remembers how it was written, which omegaconf's own nodes refuse."""
-    from omegaconf import AnyNode
-
-    class NumberNode(AnyNode):  # type: ignore[misc]
-        def _validate_and_convert_impl(self, value: Any) -> Any:
-            return value
-
-    return NumberNode
 
 
 class _Resolver:

@@ -29,6 +29,8 @@ _DEEPEST = 64
 # So many levels of objects have a line for each key.
 _LINED = 2
 _ENCODE = json.JSONEncoder(allow_nan=False).encode
+# The plans of a sweep have the same hundred keys a thousand times.
+_AS_KEY = lru_cache(maxsize=1024)(_ENCODE)
 # How many characters of a wrong value are shown.
 _SHOWN = 50
 FILE_MODE = 0o600
@@ -222,14 +224,8 @@ def _json_text(value: object, levels: int, margin: str = "\n") -> str:
     if not levels or not isinstance(value, Mapping) or not value:
         return _ENCODE(value)
     margin += " "
-    inside = [f"{margin}{_as_key(str(key))}: {_json_text(each, levels - 1, margin)}" for key, each in value.items()]
+    inside = [f"{margin}{_AS_KEY(str(key))}: {_json_text(each, levels - 1, margin)}" for key, each in value.items()]
     return f"{{{','.join(inside)}{margin[:-1]}}}"
-
-
-@lru_cache(maxsize=1024)
-def _as_key(key: str) -> str:
-    """A key as JSON. The plans of a sweep have the same hundred keys a thousand times."""
-    return _ENCODE(key)
 
 
 def link_json(path: Path, data: Mapping[str, Any]) -> bool:

@@ -405,12 +405,15 @@ def _checkpoint_tags(tracked: TrackedRun) -> dict[str, str]:
     if best is not None:
         chosen["best"] = sending.best_checkpoint(run, best)
     tags: dict[str, str] = {}
+    # Empty ones if there is none any more.
     for name, checkpoint in chosen.items() if run.checkpoints else ():
-        path, digest = "", ""
+        step, path, digest = "", "", ""
         if checkpoint is not None:
+            step = "" if checkpoint.step is None else str(checkpoint.step)
             path = str(directory.path / checkpoint.path)
             if checkpoint.published:
                 with contextlib.suppress(CheckpointError):
-                    digest = str(read_manifest(directory.path / checkpoint.path).to_json()["xxh3_128"])
-        tags |= sending.checkpoint_tags(name, checkpoint, path, digest)
+                    digest = f"xxh3_128:{read_manifest(directory.path / checkpoint.path).to_json()['xxh3_128']}"
+        values = {"step": step, "path": path, "hash": digest}
+        tags |= {f"slurmtrain.checkpoint.{name}.{key}": value for key, value in values.items()}
     return tags

@@ -174,7 +174,14 @@ class MlflowTracker(Tracker):
         except SlurmtrainError:
             raise
         except Exception as error:  # MLflow's plugins and drivers raise anything, and other runs have other stores
-            if _is_no_answer(error):
+            from requests.exceptions import ConnectionError as NotConnected
+            from requests.exceptions import Timeout
+
+            reason: BaseException | None = error
+            while reason is not None and not isinstance(reason, NotConnected | Timeout):
+                # MLflow does not name the cause of each.
+                reason = reason.__cause__ or reason.__context__
+            if reason is not None:
                 raise NoAnswer(f"the MLflow store {self.uri} does not answer: {first_line(error)}") from error
             raise TrackingError(
                 f"the MLflow store {self.uri} did not take run {self._run_id}: {self._explain(error)}"
@@ -211,16 +218,3 @@ def _artifacts_of(run: Run, directory: RunDir) -> Mapping[str, bytes]:
             if 0 < len(content) <= _MOST_BYTES:
                 files[name] = content
     return files
-
-
-def _is_no_answer(error: BaseException | None) -> bool:
-    """Whether an exception of MLflow's client says that nobody answers, and not that somebody refuses."""
-    from requests.exceptions import ConnectionError as NotConnected
-    from requests.exceptions import Timeout
-
-    while error is not None:
-        if isinstance(error, NotConnected | Timeout):
-            return True
-        # MLflow does not name the cause of each.
-        error = error.__cause__ or error.__context__
-    return False

@@ -447,20 +447,6 @@ def changing_tags(run: Run) -> dict[str, str]:
     return {name: str(value) for name, value in tags.items()} | note
 
 
-def checkpoint_tags(name: str, checkpoint: Checkpoint | None, path: str, digest: str) -> dict[str, str]:
-    """The tags of one checkpoint; empty ones if there is none any more.
-
-    Args:
-        name: Which one it is: ``newest`` or ``best``.
-        checkpoint: The checkpoint.
-        path: Its absolute path.
-        digest: The hash of its manifest, which holds the hashes of its files; empty: it has none.
-    """
-    step = "" if checkpoint is None or checkpoint.step is None else str(checkpoint.step)
-    tags = {"step": step, "path": path if checkpoint else "", "hash": f"xxh3_128:{digest}" if digest else ""}
-    return {f"slurmtrain.checkpoint.{name}.{key}": value for key, value in tags.items()}
-
-
 def best_checkpoint(run: Run, best: BestSpec | None) -> Checkpoint | None:
     """The best checkpoint on disk by what the spec calls best, of equal ones the last; None if that is unknown."""
     if best is None:

@@ -388,7 +388,11 @@ def partition_history(
     save = connection.execute(_last_save(run_id, name, executor)).one_or_none()
     lived = [
         # The two times may be by clocks of different machines, which need not agree.
-        AttemptSpan(max(0.0, row.until - row.started_at) * row.nodes, row.cause, json.loads(row.failures or "[]"))
+        AttemptSpan(
+            max(0.0, row.until - row.started_at) * len(json.loads(row.hosts)),
+            row.cause,
+            json.loads(row.failures or "[]"),
+        )
         for row in attempts
     ]
     if save is None:
@@ -397,7 +401,7 @@ def partition_history(
 
 
 def _attempts_since(executor: str, partition: str, since: float) -> sa.Select[Any]:
-    """Attempts from ``since`` on: ``started_at``, ``until``, ``nodes``, ``cause``; ``failures`` of crashes."""
+    """Attempts from ``since`` on: ``started_at``, ``until``, ``hosts``, ``cause``; ``failures`` of crashes."""
     attempt, run, progress, event = schema.attempt, schema.run, schema.progress, schema.event
     key = attempt.c.job_id + "." + sa.cast(attempt.c.restart, sa.String)
     of_attempt = sa.and_(progress.c.run_id == attempt.c.run_id, progress.c.attempt_key == key)
@@ -407,7 +411,7 @@ def _attempts_since(executor: str, partition: str, since: float) -> sa.Select[An
         sa.select(
             attempt.c.started_at,
             until.label("until"),
-            sa.func.keys_in(attempt.c.hosts).label("nodes"),
+            attempt.c.hosts,
             attempt.c.cause,
             failures.label("failures"),
         )

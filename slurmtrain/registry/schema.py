@@ -80,13 +80,6 @@ class json_texts(GenericFunction[str]):  # noqa: N801 (used like a function)
     inherit_cache = True
 
 
-class keys_in(GenericFunction[int]):  # noqa: N801
-    """The number of keys of a JSON object."""
-
-    type = sa.BigInteger()
-    inherit_cache = True
-
-
 class text_at(GenericFunction[str]):  # noqa: N801
     """The value of a key of a JSON object, as text; NULL if it has no such key."""
 
@@ -107,17 +100,6 @@ def _(function: json_texts, compiler: SQLCompiler, **options: Any) -> str:
 @compiles(json_texts, "postgresql")
 def _(function: json_texts, compiler: SQLCompiler, **options: Any) -> str:
     return f"json_array_elements_text(CAST({compiler.process(function.clauses, **options)} AS json))"
-
-
-@compiles(keys_in, "sqlite")
-def _(function: keys_in, compiler: SQLCompiler, **options: Any) -> str:
-    return f"(SELECT count(*) FROM json_each({compiler.process(function.clauses, **options)}))"  # noqa: S608
-
-
-@compiles(keys_in, "postgresql")
-def _(function: keys_in, compiler: SQLCompiler, **options: Any) -> str:
-    document = compiler.process(function.clauses, **options)
-    return f"(SELECT count(*) FROM json_object_keys(CAST({document} AS json)))"  # noqa: S608
 
 
 @compiles(text_at, "sqlite")

@@ -224,23 +224,15 @@ def _installed() -> Sequence[EntryPoint]:
     return declared(GROUP)
 
 
-def _own(name: str) -> EntryPoint | None:
-    """Slurmtrain's own tracker of this name, which packages never replace; None if there is none."""
+def _entry_point(name: str) -> EntryPoint | None:
+    """The tracker of this name; one of slurmtrain's own is never replaced by another package's."""
     # Known without a look at the entry points of all packages, which takes long.
     if name == _MLFLOW:
         from importlib.metadata import EntryPoint
 
         return EntryPoint(name, "slurmtrain.tracking.to_mlflow.mlflow_tracker:MlflowTracker", GROUP)
-    return next((point for point in _installed() if point.name == name and point.value.startswith(_OWN)), None)
-
-
-def _others(name: str) -> Sequence[EntryPoint]:
-    """The trackers of this name of other packages."""
-    return [point for point in _installed() if point.name == name and not point.value.startswith(_OWN)]
-
-
-def _package_names(name: str) -> str:
-    return " and ".join(sorted({point.dist.name if point.dist else point.value for point in _others(name)}))
+    points = [point for point in _installed() if point.name == name]
+    return min(points, key=lambda point: not point.value.startswith(_OWN), default=None)
 
 
 def tracker_names() -> Sequence[str]:
@@ -249,40 +241,25 @@ def tracker_names() -> Sequence[str]:
 
 
 def check_tracker(name: str) -> None:
-    """Check that a tracker is installed, and which one is meant, importing nothing of other packages.
+    """Check that a tracker is installed, importing nothing of other packages.
 
     Args:
         name: Its name.
 
     Raises:
-        UserError: It is not, or several packages have one of this name.
+        UserError: It is not.
     """
     if name == _MLFLOW:
         return
-    if (own := _own(name)) is not None:
-        package = own.load().package
-        # Looked for, not imported: that takes seconds for some.
-        if package and find_spec(package) is None:
-            raise UserError(f"the tracker {name} is not installed: pip install 'slurmtrain[{name}]'")
-    elif len(_others(name)) > 1:
-        raise UserError(f"{_package_names(name)} each have a tracker {name!r}: uninstall all of these packages but one")
-    elif not _others(name):
+    point = _entry_point(name)
+    if point is None:
         raise UserError(
             f"there is no tracker {name!r}{suggestion(name, tracker_names())}; there are {', '.join(tracker_names())}, "
             f"and a package adds one by an entry point of the group {GROUP}"
         )
-
-
-def note_on_tracker(name: str) -> str | None:
-    """What is to be known before a tracker is used: packages never replace one of slurmtrain's; None: nothing.
-
-    Args:
-        name: The tracker's name.
-    """
-    if _others(name) and _own(name) is not None:
-        others = _package_names(name)
-        return f"the tracker {name!r} is slurmtrain's own; that of {others} is not used: it needs another name"
-    return None
+    # Looked for, not imported: that takes seconds for some.
+    if point.value.startswith(_OWN) and (package := point.load().package) and find_spec(package) is None:
+        raise UserError(f"the tracker {name} is not installed: pip install 'slurmtrain[{name}]'")
 
 
 def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Tracker:
@@ -299,7 +276,8 @@ def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Trac
     try:
         # Once more: the environment may have lost a package since the run was submitted.
         check_tracker(name)
-        point = _own(name) or _others(name)[0]
+        point = _entry_point(name)
+        assert point is not None
         tracker: Tracker = point.load()(settings, root)
     except UserError as error:
         raise TrackingError(str(error)) from error
@@ -312,8 +290,8 @@ def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Trac
 
 def writes_files(name: str) -> bool:
     """Whether what slurmtrain's tracker of this ``name`` has of a run is in files that are deleted with the run."""
-    point = None if name == _MLFLOW else _own(name)
-    return point is not None and issubclass(point.load(), FileTracker)
+    point = None if name == _MLFLOW else _entry_point(name)
+    return point is not None and point.value.startswith(_OWN) and issubclass(point.load(), FileTracker)
 
 
 def files_of_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot, run_id: str) -> WrittenFiles:
@@ -325,7 +303,7 @@ def files_of_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot, run
         root: The runs root.
         run_id: The run.
     """
-    point = _own(name)
+    point = _entry_point(name)
     assert point is not None
     tracker: type[FileTracker] = point.load()
     return tracker.files_of(settings, root, run_id)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.events.command_events import MlflowRunLinked
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.tracking.tracker import check_tracker, note_on_tracker
+from slurmtrain.tracking.tracker import check_tracker
 
 if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run
@@ -44,15 +44,6 @@ def check_trackers(plans: Iterable[Plan]) -> None:
     """Check that the trackers of these plans are installed. Raises UserError."""
     for name in sorted({name for plan in plans for name in plan.spec.tracking.trackers}):
         check_tracker(name)
-
-
-def notes_on_trackers(plans: Iterable[Plan]) -> list[str]:
-    """What is to be known of the trackers of these ``plans``.
-
-    Where MLflow alone is on, as by default, nothing is looked up: to read what all packages declare can take a second.
-    """
-    names = {name for plan in plans for name in plan.spec.tracking.trackers}
-    return [] if names <= {MLFLOW} else [note for name in sorted(names) if (note := note_on_tracker(name))]
 
 
 def mlflow_uri(workspace: Workspace, plan: Plan) -> str:

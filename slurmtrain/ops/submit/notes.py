@@ -23,7 +23,6 @@ from slurmtrain.model.experiment.sweep_values import SearchSpec
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.next_attempts import pack_of_group, request_key, split_groups
-from slurmtrain.ops.shared.trackers import notes_on_trackers
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.command_script import (
     NEEDED,
@@ -60,7 +59,6 @@ def notes_on(
     """
     return [
         *notes_on_plans(plans, executor, code_of_now),
-        *notes_on_trackers(plans),
         *(_not_shared(workspace.root.path) if executor == "slurm" else []),
         *(note.rstrip(".") for note in describe_obsolete({**os.environ, **plans[0].spec.env})),
     ]

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +33,7 @@ from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
 from slurmtrain.runtime.job.torch_private import torch_versions
 from slurmtrain.runtime.preflight.facts import cpus, gpus
 from slurmtrain.system.files import describe_os_error, space_left, write_atomically
+from slurmtrain.system.interpreter import declared
 from slurmtrain.version import __version__
 
 Facts = dict[str, Any]
@@ -360,7 +361,7 @@ def find_plugins(
         Entry points by name; facts with the error of unusable ones; and a description of names that clash.
     """
     offered: dict[str, list[EntryPoint]] = {}
-    for point in entry_points(group=GROUP):
+    for point in declared(GROUP):
         if levels.get(point.name) != "off":
             offered.setdefault(point.name, []).append(point)
     facts: dict[str, dict[str, Any]] = {

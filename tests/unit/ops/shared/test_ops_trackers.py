@@ -20,11 +20,12 @@ from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_details import show_json
-from slurmtrain.ops.shared.trackers import check_trackers, notes_on_trackers
+from slurmtrain.ops.shared.trackers import check_trackers
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.csv import StepFile
 from slurmtrain.plugins.tensorboard import TensorboardTracker
+from slurmtrain.tracking.tracker import writes_files
 
 SENT = MirrorOutcome(mirrored=[RUN_ID])
 
@@ -232,17 +233,9 @@ def test_the_tracker_of_the_page_about_trackers_gets_final_points(
     assert Path(f"{file}.state").read_text() == "completed"
 
 
-def test_a_name_that_trackers_of_two_packages_have_is_refused_with_both(
-    workspace: Workspace, install: Callable[..., Path]
-) -> None:
-    install("comet-tracker", comet="comet:Tracker")
-    install("other-tracker", comet="other:Tracker", csv="other:Tracker")
-    plan = build_run(workspace, tracking={"plugins": {"comet": {}}, "csv": {"enabled": True}})._plan
-    assert plan is not None
-    with pytest.raises(UserError, match="comet-tracker and other-tracker each have a tracker 'comet': uninstall all"):
-        check_trackers([plan])
-    [note] = notes_on_trackers([plan])
-    assert note == "the tracker 'csv' is slurmtrain's own; that of other-tracker is not used: it needs another name"
+def test_a_tracker_of_slurmtrain_is_never_replaced(install: Callable[..., Path]) -> None:
+    install("other-tracker", csv="other:Tracker")
+    assert writes_files("csv")
 
 
 def test_a_file_of_steps_that_is_not_ours_is_replaced(tmp_path: Path) -> None:

@@ -293,7 +293,7 @@ def offer(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             SimpleNamespace(name=name, value=f"site:{name}", dist=SimpleNamespace(name="site"), load=lambda f=f: f)
             for name, f in functions.items()
         ]
-        monkeypatch.setattr(measure, "entry_points", lambda group: points)
+        monkeypatch.setattr(measure, "declared", lambda group: points)
 
     return put
 

@@ -41,8 +41,6 @@ FILE = "slurmtrain.yaml"
 PREFIX = "SLURMTRAIN_"
 EXECUTORS = ("local", "slurm")
 SHARING = ("none", "group")
-SLURM_INTERVAL_S = 30.0
-NODE_EXPIRY_H = 24.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,8 +82,8 @@ class Config:
     executor: str | None
     registry: Path | DatabaseUrl
     mlflow_uri: str | None
-    slurm_interval: float = SLURM_INTERVAL_S
-    node_expiry_hours: float = NODE_EXPIRY_H
+    slurm_interval: float = 30.0
+    node_expiry_hours: float = 24.0
     sweep_max_runs: int = MAX_RUNS
     sweep_confirm_runs: int = CONFIRM_RUNS
     sweep_confirm_gpu_hours: float = CONFIRM_GPU_HOURS
@@ -150,15 +148,9 @@ def load_config(
         executor=settings.get("executor"),
         registry=registry_address(settings.get("registry"), root),
         mlflow_uri=settings.get("mlflow_uri"),
-        slurm_interval=float(settings.get("slurm_interval") or SLURM_INTERVAL_S),
-        # Not ``or``, which would replace 0: here that is a valid value.
-        node_expiry_hours=float(settings.get("node_expiry_hours", NODE_EXPIRY_H)),
-        sweep_max_runs=settings.get("sweep_max_runs") or MAX_RUNS,
-        sweep_confirm_runs=settings.get("sweep_confirm_runs") or CONFIRM_RUNS,
-        # As above: with 0, every sweep that uses GPUs is asked about.
-        sweep_confirm_gpu_hours=float(settings.get("sweep_confirm_gpu_hours", CONFIRM_GPU_HOURS)),
         shared_root=shared_root,
         notes=tuple(notes),
+        **{name: number(settings[name]) for name, number in _NUMBERS.items() if name in settings},
     )
 
 

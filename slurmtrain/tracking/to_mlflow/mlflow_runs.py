@@ -34,7 +34,7 @@ from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.system.files import link_json, make_directory, read_json
 from slurmtrain.tracking.to_mlflow import sending
 from slurmtrain.tracking.to_mlflow.database import artifacts_of, make_shared
-from slurmtrain.tracking.to_mlflow.sending import Api, MetricValue, Sender, flat_name, legal_name, log_values
+from slurmtrain.tracking.to_mlflow.sending import Api, Sender, flat_name, legal_name, log_values
 from slurmtrain.tracking.tracker import TrackedRun
 
 ARTIFACTS = "slurmtrain"
@@ -147,11 +147,7 @@ class MlflowRuns:
         entities = [self._api.entities.RunTag(legal_name(name), value[:_TAG_LENGTH]) for name, value in changed.items()]
         for start in range(0, len(entities), _TAGS_A_CALL):
             self._client.log_batch(mlflow_id, tags=entities[start : start + _TAGS_A_CALL])
-        times = [
-            MetricValue("slurmtrain/queue_s", each.seconds, sending.milliseconds(each.at), each.attempt)
-            for each in sending.queue_times(run)
-        ]
-        log_values(self._api, mlflow_id, times)
+        log_values(self._api, mlflow_id, sending.queue_times(run))
         if run.ended or shown.info.status != sending.status_of(run):
             self._set_status(mlflow_id, run)
         if run.sweep is not None:

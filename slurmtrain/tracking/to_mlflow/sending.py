@@ -330,14 +330,6 @@ class FlatParam(NamedTuple):
     value: str
 
 
-class QueueTime(NamedTuple):
-    """How many ``seconds`` a run had spent in the queue when its ``attempt`` started, ``at`` seconds since 1970."""
-
-    attempt: int
-    at: float
-    seconds: float
-
-
 def run_name(run: Run, origin: Origin, spec: Mapping[str, Any]) -> str:
     """The name of a run: with what its sweep varies, else with its id.
 
@@ -375,15 +367,16 @@ def milliseconds(time: float) -> int:
     return max(0, int(time * 1000))
 
 
-def queue_times(run: Run) -> list[QueueTime]:
-    """The time that a run had spent in the queue when each of its attempts started."""
+def queue_times(run: Run) -> list[MetricValue]:
+    """How many seconds a run had spent in the queue when each of its attempts, whose number is the step, started."""
     times, total = [], 0.0
     for attempt in run.attempts:
         if attempt.started_at is not None:
             submitted_at = run.submitted_at if attempt.submitted_at is None else attempt.submitted_at
             waited = 0.0 if submitted_at is None else attempt.started_at - submitted_at
             total += max(0.0, attempt.spent.get("queue", waited))
-            times.append(QueueTime(attempt.number, attempt.started_at, round(total, 3)))
+            at_ms = milliseconds(attempt.started_at)
+            times.append(MetricValue("slurmtrain/queue_s", round(total, 3), at_ms, attempt.number))
     return times
 
 

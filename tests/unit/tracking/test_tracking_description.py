@@ -47,8 +47,8 @@ def test_the_source_of_a_run_is_its_script_or_module_else_its_program(command: s
 def test_time_in_the_queue_adds_up_over_the_attempts() -> None:
     sim = SimulatedRun(executor="slurm").submitted().later(60).started().stopped().later(30).started(restart=1)
     [first, second] = sending.queue_times(sim.run)
-    assert (first.attempt, second.attempt) == (1, 2)
-    assert 60 < first.seconds < second.seconds < 120
+    assert (first.step, second.step) == (1, 2)
+    assert 60 < first.value < second.value < 120
 
 
 def test_values_of_params_in_earlier_attempts_are_tags_where_they_were_new() -> None:

@@ -113,10 +113,9 @@ def read_blocks(
         size = os.fstat(file.fileno()).st_size
         # Whatever a damaged archive makes zipfile raise, it is made anew.
         with contextlib.suppress(Exception), ZipFile(file) as archive:
-            stored = _stored(archive)
-            if all(_fits(stored.get(str(each.metrics_of), ()), each) for each in files):
-                result = {key: [_load(archive, each, names) for each in stored.get(key, ())] for key in result}
-                ends |= {key: blocks[-1].end for key, blocks in stored.items() if key in result}
+            stored = _stored(archive, files)
+            result = {key: [_load(archive, each, names) for each in stored.get(key, ())] for key in result}
+            ends |= {key: blocks[-1].end for key, blocks in stored.items() if key in result}
     unread = [(each, ends[str(each.metrics_of)]) for each in files if ends[str(each.metrics_of)] < each.size]
     is_enough = sum(each.size - begin for each, begin in unread) >= (_LEAST_BYTES_ENDED if ended else _LEAST_BYTES)
     with contextlib.ExitStack() as stack:
@@ -154,8 +153,11 @@ class _Stored(NamedTuple):
     columns: Sequence[tuple[str, bool]]
 
 
-def _stored(archive: ZipFile) -> dict[str, list[_Stored]]:
-    """The blocks of an archive, by the directory of their attempt; none of another version."""
+def _stored(archive: ZipFile, files: Sequence[JournalFile]) -> dict[str, list[_Stored]]:
+    """The blocks of an archive, by the directory of their attempt, if they are the lines of metrics ``files``.
+
+    There are none of another version.
+    """
     stored: dict[str, list[_Stored]] = {}
     for name in archive.namelist():
         if name.endswith(".json"):
@@ -163,16 +165,15 @@ def _stored(archive: ZipFile) -> dict[str, list[_Stored]]:
             if version == _VERSION:
                 block = _Stored(*content)
                 stored.setdefault(block.key, []).append(block)
+    for file in files:
+        blocks = stored.get(str(file.metrics_of), ())
+        ends = [0, *(block.end for block in blocks)]
+        # A writer may have been killed between two blocks, and a metrics file may have been replaced.
+        if [block.begin for block in blocks] != ends[:-1] or ends[-1] > file.size:
+            return {}
+        if blocks and _tail(file, ends[-1]) != blocks[-1].tail:
+            return {}
     return stored
-
-
-def _fits(blocks: Sequence[_Stored], file: JournalFile) -> bool:
-    """Whether the blocks of a metrics file are its lines, without gaps."""
-    ends = [0, *(block.end for block in blocks)]
-    # A writer may have been killed between two blocks, and a metrics file may have been replaced.
-    if [block.begin for block in blocks] != ends[:-1] or ends[-1] > file.size:
-        return False
-    return not blocks or _tail(file, ends[-1]) == blocks[-1].tail
 
 
 def _tail(file: JournalFile, end: int) -> int:

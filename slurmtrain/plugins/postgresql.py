@@ -90,8 +90,21 @@ def make_engine(url: DatabaseUrl) -> sa.Engine:
     @sa.event.listens_for(engine, "begin")
     def _begin(connection: sa.Connection) -> None:
         options = connection.get_execution_options()
-        if not options.get("reads") and not options.get("makes_tables"):
-            _wait_for_writers(connection, url)
+        if options.get("reads") or options.get("makes_tables"):
+            return
+        waiting: Waiting | None = None
+        driver = connection.connection.driver_connection
+        assert isinstance(driver, psycopg.Connection)
+        while True:
+            try:
+                # The server would wait without saying for whom, and Ctrl-C would only end the process after the wait.
+                connection.exec_driver_sql("SELECT version FROM registry FOR UPDATE NOWAIT")
+                return
+            except sa.exc.OperationalError as error:  # only that the row is locked: other errors are translated
+                driver.rollback()
+                waiting = waiting or Waiting(LIMIT_S, lambda: f"the registry {url}, {_writer(driver)}")
+                if not waiting.pause():
+                    raise RegistryFailed(str(LockHeld(f"the registry {url}", _writer(driver), LIMIT_S))) from error
 
     return engine
 
@@ -113,22 +126,6 @@ def _connect(url: DatabaseUrl) -> psycopg.Connection[Any]:
     connection.adapters.register_dumper(str, _TextDumper)
     connection.adapters.register_dumper(float, _FloatDumper)
     return connection
-
-
-def _wait_for_writers(connection: sa.Connection, url: DatabaseUrl) -> None:
-    waiting: Waiting | None = None
-    driver = connection.connection.driver_connection
-    assert isinstance(driver, psycopg.Connection)
-    while True:
-        try:
-            # The server would wait without saying for whom, and Ctrl-C would only end the process after the wait.
-            connection.exec_driver_sql("SELECT version FROM registry FOR UPDATE NOWAIT")
-            return
-        except sa.exc.OperationalError as error:  # only that the row is locked: other errors are translated
-            driver.rollback()
-            waiting = waiting or Waiting(LIMIT_S, lambda: f"the registry {url}, {_writer(driver)}")
-            if not waiting.pause():
-                raise RegistryFailed(str(LockHeld(f"the registry {url}", _writer(driver), LIMIT_S))) from error
 
 
 def _writer(driver: psycopg.Connection[Any]) -> str:

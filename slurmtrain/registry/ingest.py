@@ -113,17 +113,6 @@ def _read_runs(transaction: Transaction, runs: Sequence[RunDir], ingested: Inges
     for run in runs:
         with _isolated(run.id, ingested):
             readers.append(_RunReader(run, offsets.get(run.id, {})))
-    _look_up_known(transaction, readers)
-    completed = []
-    for reader in readers:
-        with _isolated(reader.run.id, ingested):
-            reader.read(transaction)
-            completed.append(reader)
-    return completed
-
-
-def _look_up_known(transaction: Transaction, readers: Sequence[_RunReader]) -> None:
-    """Give the readers everything that the registry knows about their runs."""
     for reader in readers:
         reader.forget_shrunk(transaction)
     # The registry has nothing on a run that is seen for the first time.
@@ -139,6 +128,12 @@ def _look_up_known(transaction: Transaction, readers: Sequence[_RunReader]) -> N
             reader.line_before = lines.get(run_id, reader.line_before)
             reader.facts = facts.get(run_id)
             reader.earlier = events.get(run_id, ())
+    completed = []
+    for reader in readers:
+        with _isolated(reader.run.id, ingested):
+            reader.read(transaction)
+            completed.append(reader)
+    return completed
 
 
 def _store_runs(transaction: Transaction, readers: Sequence[_RunReader], *, dead: bool, ingested: Ingested) -> None:

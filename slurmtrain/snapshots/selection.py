@@ -89,10 +89,15 @@ def select_code(source: CodeSource, runs_root: Path) -> CodeSelection:
     root, paths, repositories, notes = _list_code(source, runs_root)
     for pattern in code.include:
         matches = sorted(glob.glob(pattern, root_dir=root, recursive=True, include_hidden=True))  # noqa: PTH207
-        included = [path for match in matches for path in _files_of(root, match)]
-        if not included:
+        before = len(paths)
+        for match in matches:
+            if os.path.isabs(match) or ".." in Path(match).parts:  # noqa: PTH117 (text)
+                raise UserError(f"'code.include': {match} is not in the repository {root}; use a path relative to that")
+            place, name = root / match, os.path.normpath(match)
+            is_folder = place.is_dir() and not place.is_symlink()
+            paths += [f"{name}/{inner}" for inner in list_folder(place, lambda _path: False)] if is_folder else [name]
+        if len(paths) == before:
             raise UserError(f"'code.include': nothing in {root} matches {pattern!r}")
-        paths += included
     files = dict(_stat(root, dict.fromkeys(paths)))
     no_code = {path for each in source.no_code if (path := relative_to_root(each, str(root)))}
     files = {path: files[path] for path in without_places(without_data_directories(files), no_code)}
@@ -181,17 +186,6 @@ def _outside_of(root: Path, runs_root: Path, paths: list[str]) -> list[str]:
         return paths
     prefix = f"{runs_root.relative_to(root)}/"
     return [path for path in paths if not path.startswith(prefix)]
-
-
-def _files_of(root: Path, path: str) -> Iterator[str]:
-    if os.path.isabs(path) or ".." in Path(path).parts:  # noqa: PTH117 (a pattern's match)
-        raise UserError(f"'code.include': {path} is not in the repository {root}; use a path relative to that")
-    place = root / path
-    if place.is_dir() and not place.is_symlink():
-        prefix = os.path.normpath(path)
-        yield from (f"{prefix}/{inner}" for inner in list_folder(place, lambda _path: False))
-    else:
-        yield os.path.normpath(path)
 
 
 def _stat(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, os.stat_result]]:

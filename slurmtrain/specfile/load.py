@@ -170,6 +170,20 @@ class _Machine:
             self._directories[workdir] = (self.cwd / expand_home(workdir or ".")).resolve()
         return self._directories[workdir]
 
+    def refused_options(self, spec: Spec) -> Iterator[tuple[KeyPath, str]]:
+        """The options of Slurm in a ``spec`` that are not passed on, and why; not a run's present options."""
+        before = {} if self.planned is None else self.planned.slurm
+        changed = {key: value for key, value in spec.slurm.items() if key not in before or before[key] != value}
+        # A wrong number of nodes is None.
+        nodes = spec.resources.nodes
+        fixed = nodes.max if nodes is not None and nodes.min == nodes.max else None
+        sections: list[tuple[KeyPath, Mapping[str, Any], int | None]] = [(("slurm",), changed, fixed)]
+        for number, each in enumerate(spec.resources.components if self.planned is None else ()):
+            sections.append((("resources", "components", str(number), "slurm"), each.slurm, each.nodes))
+        for section, slurm, count in sections:
+            for at, message in refused_options(slurm, self.site.read_options, count):
+                yield (*section, *at), message
+
 
 def load_spec(
     spec: Path | Mapping[str, Any],
@@ -260,8 +274,7 @@ def _find_warnings(runs: Sequence[PlannedRun], sweep: Sweep, inputs: SpecInputs)
                     f"this line seems to contain a secret ({secret}); it is recorded with the run, and Slurm keeps it "
                     "in the batch script: put it under 'env', whose secret values are recorded nowhere",
                 )
-        for key, message in find_oversights(run.plan.content):
-            warnings.add(key, message)
+        warnings.add_all(find_oversights(run.plan.content))
         strategy, resources = run.plan.spec.strategy, run.plan.spec.resources
         if strategy and (crossing := crossing_layers(strategy, resources.most_ranks)):
             warnings.add(("strategy",), crossing)
@@ -306,31 +319,25 @@ def replan(
     [planned], *_ = _plan_all(document, overrides, (), default_name=None, machine=machine)
     # An override is needed to name another checkpoint: by itself a run keeps the one that it began with.
     names_start = any(each.lstrip("+").partition("=")[0].partition(".")[0] == "start_from" for each in overrides)
-    if not renames:
-        _check_kept(plan.spec, planned.plan.spec, names_start=names_start)
+    later, key, why = planned.plan.spec, "", ""
+    names = {each.name for each in dependencies_of(plan.spec)}
+    other = next((each for each in references_of(later) if each.run not in names), None)
+    if later.name != plan.spec.name:
+        key, why = "name", "a run keeps its name"
+    elif later.after != plan.spec.after:
+        key, why = "after", "a run starts after the runs that it was submitted with"
+    elif other is not None:
+        why = f"{other}: a run refers to runs that it was submitted to start after"
+    elif names_start:
+        key, why = "start_from", "a run has begun with the checkpoint that it was submitted with"
+    if why and not renames:
+        raise SpecError([Mistake("command line", key, f"{why}; submit a new run instead")])
     # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
     workdir = planned.plan.workdir if planned.plan.spec.workdir != plan.spec.workdir else plan.workdir
     # A run keeps its snapshot, unless an override says that it is to have none any more.
     spec = planned.plan.spec if names_start else replace(planned.plan.spec, start_from=plan.spec.start_from)
     code = plan.code if planned.plan.spec.code.has_snapshot or not plan.spec.code.has_snapshot else None
     return replace(planned, plan=replace(planned.plan, spec=spec, workdir=workdir, code=code))
-
-
-def _check_kept(spec: Spec, later: Spec, *, names_start: bool) -> None:
-    """Raise SpecError if a ``later`` spec changes what a run has begun with; ``names_start``: its checkpoint, too."""
-    names = {each.name for each in dependencies_of(spec)}
-    other = next((each for each in references_of(later) if each.run not in names), None)
-    if later.name != spec.name:
-        key, why = "name", "a run keeps its name"
-    elif later.after != spec.after:
-        key, why = "after", "a run starts after the runs that it was submitted with"
-    elif other is not None:
-        key, why = "", f"{other}: a run refers to runs that it was submitted to start after"
-    elif names_start:
-        key, why = "start_from", "a run has begun with the checkpoint that it was submitted with"
-    else:
-        return
-    raise SpecError([Mistake("command line", key, f"{why}; submit a new run instead")])
 
 
 def _plan_all(
@@ -448,14 +455,13 @@ def _plan_one(
     spec = read_spec(resolved, lambda at, message: None if at in unread else reported.append((at, message)))
     for number, (at, message) in enumerate(reported):
         report(at, add_proposal(message, at, resolved) if number < MOST_MISTAKES else message)
-    for path, message in find_leaks(template, resolved):
-        mistakes.add(path, message)
+    mistakes.add_all(find_leaks(template, resolved))
     for key in resolved.keys() - {*PLACES, *SHELL_KEYS}:
         for reference in dict.fromkeys(references(resolved[key])):
             mistakes.add((key,), f"{reference} is known only when this run starts: write it in {' or '.join(PLACES)}")
     # This and the contradictions below are checked here, in new plans: plans of earlier versions, and of other sites,
     # must stay readable.
-    _refuse_options(spec, machine, mistakes)
+    mistakes.add_all(machine.refused_options(spec))
     if not any(path[: len(key)] == key for path in failed for key in _OF_COMMAND):
         counts = counts_of_command(spec.command, written_resources(template))
         if counts and (spec.launcher or choose_launcher(spec.command)) == NODE:
@@ -463,8 +469,7 @@ def _plan_one(
                 key: Nodes(count, count) if key == "nodes" else count for key, (_, count) in counts.items()
             }
             spec = replace(spec, resources=replace(spec.resources, **numbers))
-        for message in _command_mistakes(spec, template):
-            mistakes.add(("command",), message)
+        mistakes.add_all((("command",), message) for message in _command_mistakes(spec, template))
     workdir = machine.directory(spec.workdir)
     if mistakes:
         # A script that is missing is found later otherwise, in a second round.
@@ -475,8 +480,7 @@ def _plan_one(
     plan, secrets = make_plan(
         spec, workdir=str(workdir), python=machine.python, template=template, experiment=machine.experiment
     )
-    for at, message in excesses(spec, plan.content):
-        mistakes.add(at, message)
+    mistakes.add_all(excesses(spec, plan.content))
     return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
 
 
@@ -495,22 +499,6 @@ def _command_mistakes(spec: Spec, template: Mapping[str, Any]) -> Iterator[str]:
     problem = problem_of_calls(calls_in(shell_text(spec.command) or ""), launcher, ranks.world_size)
     if problem is not None:
         yield f"the shell calls {problem[0].name}, {problem[1]}"
-
-
-def _refuse_options(spec: Spec, machine: _Machine, mistakes: Mistakes) -> None:
-    """Add to ``mistakes`` the options of Slurm that are not passed on; not a run's present options."""
-    before = {} if machine.planned is None else machine.planned.slurm
-    changed = {key: value for key, value in spec.slurm.items() if key not in before or before[key] != value}
-    # A wrong number of nodes is None.
-    fixed = spec.resources.nodes is not None and spec.resources.nodes.min == spec.resources.nodes.max
-    sections: list[tuple[KeyPath, Mapping[str, Any], int | None]] = [
-        (("slurm",), changed, spec.resources.nodes.max if fixed else None)
-    ]
-    for number, component in enumerate(spec.resources.components if machine.planned is None else ()):
-        sections.append((("resources", "components", str(number), "slurm"), component.slurm, component.nodes))
-    for section, slurm, nodes in sections:
-        for at, message in refused_options(slurm, machine.site.read_options, nodes):
-            mistakes.add((*section, *at), message)
 
 
 def experiment_of(path: Path) -> str | None:

@@ -236,6 +236,11 @@ class Mistakes:
         if not unread and mistake not in self._mistakes:
             self._mistakes.append(mistake)
 
+    def add_all(self, mistakes: Iterable[tuple[KeyPath, str]]) -> None:
+        """Add ``mistakes`` by key."""
+        for path, message in mistakes:
+            self.add(path, message)
+
     def add_from_command_line(self, mistakes: Iterable[Mistake]) -> None:
         """Add mistakes that already name their place."""
         self._mistakes.extend(mistakes)

@@ -156,13 +156,9 @@ def _possible_cures(line: str, above: str) -> Iterator[tuple[str, str]]:
     elif value[0] == "[" and "]" not in value:
         yield "close the brackets", f"{key}{value}]"
     elif value[0] not in "[{" or re.match(r"\{[\w.]+\}[^\s,]", value):
-        yield "put the value in quotes", f"{key}{_in_quotes(value)}"
-
-
-def _in_quotes(value: str) -> str:
-    if '"' in value or "\\" in value:
-        return "'" + value.replace("'", "''") + "'"
-    return f'"{value}"'
+        is_plain = '"' not in value and "\\" not in value
+        quoted = f'"{value}"' if is_plain else "'" + value.replace("'", "''") + "'"
+        yield "put the value in quotes", f"{key}{quoted}"
 
 
 def parse_value(raw: str) -> Any:

@@ -40,7 +40,7 @@ from slurmtrain.model.run.accounting import (
 )
 from slurmtrain.model.run.events.command_events import RunCreated, Submitting
 from slurmtrain.model.run.run import CAUSES, RUN_STATES, Checkpoint
-from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.queries import IndexRow
@@ -402,7 +402,19 @@ def collect(workspace: Workspace, counters: Counters, *, per_run: bool) -> Colle
     problem = counters.update(workspace, index)
     families.add_states(Counter((row.state, counters.place_of(run_id)) for run_id, row in index.items()))
     families.add_totals(counters.totals)
-    _add_tracking(families, workspace, observed)
+    if index and not workspace.store.in_memory:  # what was sent is only in the file
+        recent = set(list(index)[-_RECENT:]) | {run_id for run_id, row in index.items() if not row.settled}
+        behind = sum(listed.mirrored is False for listed in observed.runs.fetch(recent).values())
+        families["tracker_unsent_runs"].add(behind)
+        failing: dict[str, int] = {}
+        for sent in workspace.store.sent(recent).values():
+            for tracker, each in sent.items():
+                failing[tracker] = failing.get(tracker, 0) + bool(each.problem)
+        for tracker, count in failing.items():
+            families["tracker_failing_runs"].add(count, tracker=tracker)
+        # It takes a lock to send something, which writes to its file.
+        with contextlib.suppress(OSError):
+            families["tracker_sent_timestamp_seconds"].add(workspace.root.tracking_lock.stat().st_mtime)
     if observed.problems or workspace.scheduler.answered_at is not None:
         families["scheduler_up"].add(float(not observed.problems))
     if per_run:
@@ -411,21 +423,3 @@ def collect(workspace: Workspace, counters: Counters, *, per_run: bool) -> Colle
     families["collection_timestamp_seconds"].add(time.time())
     families["collection_duration_seconds"].add(time.monotonic() - began)
     return Collection(tuple(families), (*observed.warnings(), *filter(None, [problem])))
-
-
-def _add_tracking(families: Families, workspace: Workspace, observed: Observed) -> None:
-    """Add how far trackers lag behind. It takes a lock to send something, which writes to its file."""
-    index = observed.runs.index
-    if not index or workspace.store.in_memory:  # what was sent is only in the file
-        return
-    recent = set(list(index)[-_RECENT:]) | {run_id for run_id, row in index.items() if not row.settled}
-    behind = sum(listed.mirrored is False for listed in observed.runs.fetch(recent).values())
-    families["tracker_unsent_runs"].add(behind)
-    failing: dict[str, int] = {}
-    for sent in workspace.store.sent(recent).values():
-        for tracker, each in sent.items():
-            failing[tracker] = failing.get(tracker, 0) + bool(each.problem)
-    for tracker, count in failing.items():
-        families["tracker_failing_runs"].add(count, tracker=tracker)
-    with contextlib.suppress(OSError):
-        families["tracker_sent_timestamp_seconds"].add(workspace.root.tracking_lock.stat().st_mtime)

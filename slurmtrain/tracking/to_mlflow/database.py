@@ -124,7 +124,18 @@ def cure(uri: str, problem: str) -> str:
     if file is None:
         return ""
     if _DENIED.search(problem):
-        return f": {_describe_access(file)}"
+        for place in (file, file.parent):
+            with contextlib.suppress(OSError):
+                status = place.stat()
+                if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
+                    return (
+                        f": {place} belongs to {account_name(status.st_uid)} and has mode "
+                        f"{stat.S_IMODE(status.st_mode):04o}: whoever sends runs must be able to write to {file} and "
+                        "to its directory; or set mlflow_uri in slurmtrain.yaml to another store"
+                    )
+        return (
+            f": look whether {file.parent} is full or read-only, or set mlflow_uri in slurmtrain.yaml to another store"
+        )
     if _LOCKED.search(problem):
         return ": another program writes to it for long; it is tried again by the next 'slurmtrain sync'"
     return f": {_describe_replacing(file)}" if _BROKEN.search(problem) else ""
@@ -256,17 +267,3 @@ def _describe_replacing(file: Path) -> str:
         f"restore a backup of {file}, or move it away, such as with 'mv {shlex.quote(str(file))} "
         f"{shlex.quote(f'{file}.broken')}': a new one is made"
     )
-
-
-def _describe_access(file: Path) -> str:
-    for place in (file, file.parent):
-        with contextlib.suppress(OSError):
-            status = place.stat()
-            if not os.access(place, os.W_OK, effective_ids=os.access in os.supports_effective_ids):
-                mode = stat.S_IMODE(status.st_mode)
-                return (
-                    f"{place} belongs to {account_name(status.st_uid)} and has mode {mode:04o}: whoever sends runs "
-                    f"must be able to write to {file} and to its directory; or set mlflow_uri in slurmtrain.yaml "
-                    "to another store"
-                )
-    return f"look whether {file.parent} is full or read-only, or set mlflow_uri in slurmtrain.yaml to another store"

@@ -298,24 +298,22 @@ class MlflowRuns:
             choices = Choices(self._root.mlflow_sweeps, self._api.uri, experiment, sweep)
             parent, shown = self._newest_choice(choices, None, lambda _: None)
             if shown is None:
-                created = present[0] if present else self._create_parent(experiment, tracked, origin)
+                if present:
+                    created = present[0]
+                else:
+                    tags = sending.lasting_tags(tracked.run, origin, tracked.plan.spec, "")
+                    for name in (sending.RUN_TAG, "slurmtrain.plan_hash", "slurmtrain.sweep"):
+                        tags.pop(name, None)
+                    tags |= {sending.SWEEP_TAG: sweep, _CREATED_AT: f"{time.time():.6f}"}
+                    if origin.varies:
+                        tags["slurmtrain.varies"] = ", ".join(origin.varies)
+                    created = self._create_named(experiment, tracked.run, tags, sending.sweep_name(tracked.run))
                 parent = self._settle(choices, created, parent)
             for other in present:
                 if other != parent:
                     self._client.delete_run(other)
             self._sweep_parents[experiment, sweep] = parent
         return self._sweep_parents[experiment, sweep]
-
-    def _create_parent(self, experiment: str, tracked: TrackedRun, origin: sending.Origin) -> str:
-        run = tracked.run
-        tags = sending.lasting_tags(run, origin, tracked.plan.spec, "")
-        for name in (sending.RUN_TAG, "slurmtrain.plan_hash", "slurmtrain.sweep"):
-            tags.pop(name, None)
-        tags[sending.SWEEP_TAG] = str(run.sweep)
-        if origin.varies:
-            tags["slurmtrain.varies"] = ", ".join(origin.varies)
-        tags[_CREATED_AT] = f"{time.time():.6f}"
-        return self._create_named(experiment, run, tags, sending.sweep_name(run))
 
     def _set_sweep_status(self, parent: str, run: Run) -> None:
         """Set the status of the parent of a run, whose own is in MLflow already."""

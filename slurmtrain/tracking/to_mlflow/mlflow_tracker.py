@@ -96,11 +96,27 @@ class MlflowTracker(Tracker):
         with self._asking():
             shown = self._client.get_run(self._mlflow_id)
             send_system_metrics(self._api, shown, tracked.run, tracked.directory)
-            self._send_artifacts(shown, _artifacts_of(tracked.run, tracked.directory))
+            self._send_artifacts(shown, tracked.run, tracked.directory)
             self._runs.describe(shown, tracked)
 
-    def _send_artifacts(self, shown: Any, files: Mapping[str, bytes]) -> None:
-        """Send the files of a run that its MLflow run does not have; a store without room for them is noted once."""
+    def _send_artifacts(self, shown: Any, run: Run, directory: RunDir) -> None:
+        """Send the files of a run that its MLflow run does not have; a store without room for them is noted once.
+
+        They are small, and have no secrets: secrets were removed when the files were written.
+        """
+        plan = directory.submission(run.newest.submission).plan if run.newest else directory.plan
+        paths = {
+            "spec.yaml": directory.spec,
+            "plan.json": plan if plan.exists() else directory.plan,
+            "code.diff": directory.code_difference,
+            "environment.txt": directory.environment,
+        }
+        files = {}
+        for name, path in paths.items():
+            with contextlib.suppress(OSError, PathError), open_readable(path) as file:
+                content = file.read(_MOST_BYTES + 1)
+                if 0 < len(content) <= _MOST_BYTES:
+                    files[name] = content
         digest = hashlib.sha256()
         for name, content in sorted(files.items()):
             digest.update(f"{name} {len(content)}\n".encode() + content)
@@ -196,25 +212,3 @@ def _registering(problem: str) -> Iterator[None]:
             yield
     except Exception as error:  # as above
         raise TrackingError(f"{problem}: {first_line(error)}") from error
-
-
-def _artifacts_of(run: Run, directory: RunDir) -> Mapping[str, bytes]:
-    """The files of a run that are shown as artifacts, by their names in MLflow.
-
-    They are small, and have no secrets: secrets were removed when the files were written.
-    """
-    newest = run.newest
-    plan = directory.submission(newest.submission).plan if newest else directory.plan
-    paths = {
-        "spec.yaml": directory.spec,
-        "plan.json": plan if plan.exists() else directory.plan,
-        "code.diff": directory.code_difference,
-        "environment.txt": directory.environment,
-    }
-    files = {}
-    for name, path in paths.items():
-        with contextlib.suppress(OSError, PathError), open_readable(path) as file:
-            content = file.read(_MOST_BYTES + 1)
-            if 0 < len(content) <= _MOST_BYTES:
-                files[name] = content
-    return files

@@ -88,11 +88,25 @@ def gate(listener: socket.socket, target: Path, *, only_own: bool) -> Iterator[N
         only_own: Refuse connections that this account has not opened on this machine.
     """
 
+    def pass_on(connection: socket.socket) -> None:
+        with contextlib.suppress(OSError), connection, socket.socket(socket.AF_UNIX) as server:
+            if only_own and not is_own(connection.getpeername()[:2], connection.getsockname()[:2], _connections()):
+                connection.sendall(_REFUSAL)
+                connection.shutdown(socket.SHUT_WR)
+                # What is closed before it was read is reset, and the refusal may be lost.
+                connection.settimeout(_LAST_WORDS_S)
+                connection.recv(_CHUNK)
+                return
+            server.connect(str(target))
+            answers = threading.Thread(target=_copy_bytes, args=(server, connection), daemon=True)
+            answers.start()
+            _copy_bytes(connection, server)
+            answers.join()
+
     def accept_all() -> None:
         with contextlib.suppress(OSError):
             while True:
-                connection, _ = listener.accept()
-                threading.Thread(target=_pass_on, args=(connection, target, only_own), daemon=True).start()
+                threading.Thread(target=pass_on, args=(listener.accept()[0],), daemon=True).start()
 
     with listener:
         threading.Thread(target=accept_all, daemon=True).start()
@@ -102,22 +116,6 @@ def gate(listener: socket.socket, target: Path, *, only_own: bool) -> Iterator[N
             # This ends the accept() of the thread, which closing alone does not.
             with contextlib.suppress(OSError):
                 listener.shutdown(socket.SHUT_RDWR)
-
-
-def _pass_on(connection: socket.socket, target: Path, only_own: bool) -> None:
-    with contextlib.suppress(OSError), connection, socket.socket(socket.AF_UNIX) as server:
-        if only_own and not is_own(connection.getpeername()[:2], connection.getsockname()[:2], _connections()):
-            connection.sendall(_REFUSAL)
-            connection.shutdown(socket.SHUT_WR)
-            # What is closed before it was read is reset, and the refusal may be lost.
-            connection.settimeout(_LAST_WORDS_S)
-            connection.recv(_CHUNK)
-            return
-        server.connect(str(target))
-        answers = threading.Thread(target=_copy_bytes, args=(server, connection), daemon=True)
-        answers.start()
-        _copy_bytes(connection, server)
-        answers.join()
 
 
 def _copy_bytes(source: socket.socket, target: socket.socket) -> None:

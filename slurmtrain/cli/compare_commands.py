@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from slurmtrain.model.query.comparison import Compared, SeedGroup
     from slurmtrain.ops.query.compare import Answer, RankedGroup
     from slurmtrain.ops.query.diff import CodeDifference, RunDifference
-    from slurmtrain.ops.query.select import Question
-    from slurmtrain.ops.shared.observe import ListedRuns
 
 # Cells of a run in a table with a line for each difference, before it is cut.
 _LEAST_OF_RUN = 16
@@ -80,7 +78,20 @@ def compare_command(
     # A run alone cannot be compared with anything.
     question = Question(names=names, namesakes=len(names) == 1, where=where, over=over, for_programs=True)
     if performance:
-        return _compare_performance(workspace, observed.runs, question, baseline, as_csv=as_csv, as_json=as_json)
+        from slurmtrain.ops.query.performance import compare_performance_of, row_json
+
+        compared = compare_performance_of(workspace, observed.runs, question, baseline)
+        for note in compared.notes:
+            output.note(note)
+        rows = [row_json(each) for each in compared.runs]
+        if as_json:
+            output.print_json(compared.to_json())
+        elif as_csv:
+            output.print_csv([[*rows[0]], *([*row.values()] for row in rows)])
+        else:
+            output.note(f"compared with {compared.baseline.id} ({compared.baseline.name})")
+            tables.print_lines(_PERFORMANCE_COLUMNS, rows)
+        return 0
     answer = put_side_by_side(workspace, observed.runs, question, metrics, by, larger)
     output.warn(answer.notes)
     if as_json:
@@ -89,25 +100,6 @@ def compare_command(
         output.print_csv(_csv_rows(answer))
     else:
         _print_comparison(answer)
-    return 0
-
-
-def _compare_performance(
-    workspace: Workspace, runs: ListedRuns, question: Question, baseline: str | None, *, as_csv: bool, as_json: bool,
-) -> int:  # fmt: skip
-    from slurmtrain.ops.query.performance import compare_performance_of, row_json
-
-    answer = compare_performance_of(workspace, runs, question, baseline)
-    for note in answer.notes:
-        output.note(note)
-    rows = [row_json(each) for each in answer.runs]
-    if as_json:
-        output.print_json(answer.to_json())
-    elif as_csv:
-        output.print_csv([[*rows[0]], *([*row.values()] for row in rows)])
-    else:
-        output.note(f"compared with {answer.baseline.id} ({answer.baseline.name})")
-        tables.print_lines(_PERFORMANCE_COLUMNS, rows)
     return 0
 
 

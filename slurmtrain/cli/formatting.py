@@ -143,11 +143,11 @@ def newest_checkpoint(run: Mapping[str, Any]) -> str:
     newest = run["checkpoint"]
     if newest is None:
         return "-"
-    at = "" if newest["step"] is None else f"step {checkpoint_step(newest)}, "
+    at = "" if newest["step"] is None else f"step {step_saved(newest)}, "
     return at + when(newest["saved_at"])
 
 
-def checkpoint_step(checkpoint: Mapping[str, Any]) -> str:
+def step_saved(checkpoint: Mapping[str, Any]) -> str:
     """The step of a checkpoint; after ``~`` if it is the one logged last when it was saved, ``?`` if it is unknown."""
     if checkpoint["step"] is None:
         return "?"

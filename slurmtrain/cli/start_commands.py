@@ -270,7 +270,21 @@ def render_command(
     if sources:
         _print_sources(rendered, as_json=as_json)
     elif as_json:
-        output.print_json({**preview.to_json(), "runs": [_rendered_json(run, script_for) for run in rendered]})
+        runs = [
+            {
+                "plan": run.plan.to_json(),
+                "overrides": list(run.overrides),
+                "batch_script": run.script if script_for == "slurm" else None,
+                **({} if script_for == "slurm" else {"local_script": run.script}),
+                # As in ``show --json``; null if the run would execute what is there by then.
+                "code": run.code
+                and {
+                    "root": run.code.root, "files": run.code.files, "bytes": run.code.bytes, "dir": str(run.directory)
+                },
+            }
+            for run in rendered
+        ]  # fmt: skip
+        output.print_json({**preview.to_json(), "runs": runs})
     else:
         if len(rendered) > 1 or preview.search is not None:
             tables.print_preview(preview)
@@ -285,18 +299,6 @@ def render_command(
             output.echo("", "# batch script" if script_for == "slurm" else "# on this machine")
             output.verbatim(*run.script.split("\n"))
     return 0
-
-
-def _rendered_json(run: Rendered, script_for: str) -> dict[str, Any]:
-    code = run.code
-    return {
-        "plan": run.plan.to_json(),
-        "overrides": list(run.overrides),
-        "batch_script": run.script if script_for == "slurm" else None,
-        **({} if script_for == "slurm" else {"local_script": run.script}),
-        # As in ``show --json``; null if the run would execute what is there by then.
-        "code": code and {"root": code.root, "files": code.files, "bytes": code.bytes, "dir": str(run.directory)},
-    }
 
 
 def _print_sources(rendered: Sequence[Rendered], *, as_json: bool) -> None:

@@ -69,7 +69,7 @@ RUN_COLUMNS: Mapping[str, Column] = {
 }
 """What lists show of runs, by name."""
 CHECKPOINT_COLUMNS: Mapping[str, Column] = {
-    "step": Column("STEP", formatting.checkpoint_step),
+    "step": Column("STEP", formatting.step_saved),
     "size": Column("SIZE", lambda checkpoint: formatting.size(checkpoint["bytes"])),
     "saved": Column("SAVED", lambda checkpoint: formatting.when(checkpoint["saved_at"])),
     "seconds": Column("SECONDS", lambda checkpoint: formatting.number(checkpoint["seconds"])),

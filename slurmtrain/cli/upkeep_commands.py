@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -12,7 +12,7 @@ from slurmtrain.cli import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.ops.delete import Deletable
+    pass
 
 
 @options.command("delete 'test-*'", "delete @last --forget")
@@ -27,12 +27,26 @@ def delete_command(workspace: Workspace, names: tuple[str, ...], forget: bool, y
     What was written of it for CSV, TensorBoard and W&B goes, too. What its script wrote elsewhere stays, and so does
     what servers have. Exits with 1 if something could not be deleted.
     """
+    from slurmtrain.errors import UserError
     from slurmtrain.ops.delete import delete, find_deletable
 
     runs = find_deletable(workspace, names, forget=forget)
     # All is looked up before anybody is asked, so that the question can name the size of what goes.
     if runs and not yes:
-        _confirm_deletion(runs, forget=forget)
+        size = formatting.size(sum(run.removal.bytes for run in runs.values()))
+        trackers = sorted({name for run in runs.values() for name in run.removal.trackers})
+        also = f" and what was written for {', '.join(trackers)}" if trackers else ""
+        results = sum(run.results for run in runs.values())
+        written = f" ({formatting.size(results)} written by scripts next to their code)" if results else ""
+        target = f"{'everything' if forget else 'the files'} of {len(runs)} run(s){also}, {size}{written}"
+        if not output.can_ask():
+            unasked = "where there is no terminal to ask, that needs -y; nothing was deleted"
+            raise UserError(f"this deletes {target}; {unasked}")
+        lines = [
+            f"{run_id}  {run.listed.name}  {run.listed.state}  {formatting.size(run.removal.bytes)}"
+            for run_id, run in runs.items()
+        ]
+        output.require_consent(f"delete {target}?", lines)
     deleted = delete(workspace, runs, forget=forget)
     output.warn(deleted.problems)
     if as_json:
@@ -60,25 +74,6 @@ def delete_command(workspace: Workspace, names: tuple[str, ...], forget: bool, y
         if not deleted.removed and not deleted.problems:
             output.note("nothing to delete: their files are deleted already")
     return 1 if deleted.problems else 0
-
-
-def _confirm_deletion(runs: Mapping[str, Deletable], *, forget: bool) -> None:
-    """Ask on a terminal. Raises click.Abort if the answer is no, and UserError where nobody can be asked."""
-    from slurmtrain.errors import UserError
-
-    size = formatting.size(sum(run.removal.bytes for run in runs.values()))
-    trackers = sorted({name for run in runs.values() for name in run.removal.trackers})
-    also = f" and what was written for {', '.join(trackers)}" if trackers else ""
-    results = sum(run.results for run in runs.values())
-    written = f" ({formatting.size(results)} written by scripts next to their code)" if results else ""
-    target = f"{'everything' if forget else 'the files'} of {len(runs)} run(s){also}, {size}{written}"
-    if not output.can_ask():
-        raise UserError(f"this deletes {target}; where there is no terminal to ask, that needs -y; nothing was deleted")
-    lines = [
-        f"{run_id}  {run.listed.name}  {run.listed.state}  {formatting.size(run.removal.bytes)}"
-        for run_id, run in runs.items()
-    ]
-    output.require_consent(f"delete {target}?", lines)
 
 
 # A century: longer than any file is old.

@@ -343,7 +343,7 @@ def _make_tables(engine: sa.Engine) -> None:
         connection.exec_driver_sql(f"PRAGMA user_version = {schema.VERSION}")
 
 
-def file_identity(path: Path) -> FileIdentity | None:
+def device_and_inode(path: Path) -> FileIdentity | None:
     """Which file has this name now; None: none that can be seen."""
     try:
         status = path.lstat()
@@ -364,7 +364,7 @@ def put_file_aside(path: Path, suffix: str, only: FileIdentity | None = None) ->
         RegistryFailed: It cannot be renamed, or another process holds its lock.
     """
     with held(lock_beside(path)):
-        if only not in (None, file_identity(path)):
+        if only not in (None, device_and_inode(path)):
             return None
         names = (path.with_name(f"{path.name}.{suffix}{number or ''}") for number in itertools.count())
         kept = next(name for name in names if not os.path.lexists(name))

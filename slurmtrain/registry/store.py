@@ -338,7 +338,7 @@ class Store:
 
     def _open(self) -> None:
         # Before it is opened: only this file may be put aside if it is damaged.
-        self._file = sqlite.file_identity(self.address) if isinstance(self.address, Path) else None
+        self._file = sqlite.device_and_inode(self.address) if isinstance(self.address, Path) else None
         self._engine = open_engine(self.address)
 
     def _replace(self, error: PathError | RegistryUnusable) -> None:

@@ -10,7 +10,7 @@ import signal
 import socket
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -273,16 +273,9 @@ def identify(pid: int, *, ended: bool = False) -> Process | None:
 
 def this_process() -> Process:
     """The identity of this process."""
-    pid = os.getpid()
-    return Process(socket.gethostname(), boot_id(), pid, _own_start(pid))
-
-
-@lru_cache(maxsize=1)
-def _own_start(pid: int) -> int:
-    """When this process began, by its id: one that is forked off has another one."""
-    start = _start_of(pid)
-    assert start is not None
-    return start
+    process = identify(os.getpid())
+    assert process is not None
+    return process
 
 
 def descendants(process: Process) -> list[Process]:

@@ -94,10 +94,20 @@ def write_place(run: RunDir, live: LivePlace) -> None:
 
 
 class LiveSender:
-    """Sends the metrics of one run."""
+    """Sends the metrics of one run again and again; says once when that fails, and once when it works again."""
 
-    def __init__(self, orders: LiveOrders, environ: Mapping[str, str]) -> None:
-        """``orders``: what to send, and where. ``environ``: where MLflow's variables are."""
+    def __init__(self, orders: LiveOrders, environ: Mapping[str, str], begun: Callable[[str], None]) -> None:
+        """Nothing has been sent.
+
+        Args:
+            orders: What to send, and where.
+            environ: Where MLflow's variables are.
+            begun: Called with the id of the MLflow run, or nothing if that fails.
+        """
+        self._begun = begun
+        self._has_begun = False
+        self._problem = ""
+        self._failures = 0
         self._orders = orders
         self._directory = RunDir(Path(orders.directory))
         self._environ = environ
@@ -128,7 +138,7 @@ class LiveSender:
             with command_journal(self._directory.journals, "mlflow") as journal:
                 journal.write(MlflowRunLinked(mlflow_run_id=shown, uri=uri))
         for note in runs.notes:
-            _print_line(note)
+            _report(note)
         return shown
 
     def send(self) -> None:
@@ -140,9 +150,17 @@ class LiveSender:
             RunUnreadable: Its files cannot be read.
             OSError: How far it was sent cannot be written.
         """
-        to = self._find_mlflow_run()
-        if to is None:
+        # To the MLflow run that the run was linked to last, if that is on a server.
+        link = _newest_link(self._directory)
+        if link is None or not link.mlflow_run_id or not link.uri.startswith(("http://", "https://")):
             return
+        to = LivePlace(link.uri, link.mlflow_run_id)
+        if self._to is None or not _is_same_run(self._to, to):
+            before = read_place(self._directory)
+            self._to = before if before is not None and _is_same_run(before, to) else to
+            self._metrics = MetricLog(self._api(link.uri), link.mlflow_run_id)
+            self._open_until = {}
+        to = self._to
         run = read_run(self._directory)
         open_from = (lambda _attempt, _time: math.inf) if run.ended else covered_until(run.checkpoints)
         settlement = Settlement(logged_lines(run, self._directory).attempts, to.place, open_from)
@@ -166,21 +184,33 @@ class LiveSender:
         except FileNotFoundError:
             write_place(self._directory, to)
 
+    def round(self) -> float:
+        """Begin unless that is done, and send what is new; returns for how many seconds to pause then."""
+        began = time.process_time()
+        try:
+            if not self._has_begun:
+                self._begun(self.begin())
+                self._has_begun = True
+            self.send()
+            problem = ""
+        except (RestError, TrackingError, PathError, RunUnreadable, OSError) as error:
+            if not self._has_begun:
+                self._begun("")
+            problem = str(error)
+        if problem and not self._problem:
+            _report(
+                f"metrics do not reach MLflow from this node ({problem}); it tries again, and 'slurmtrain sync' too"
+            )
+        elif self._problem and not problem:
+            _report("metrics reach MLflow again")
+        self._problem = problem
+        self._failures = min(self._failures + 1, 10) if problem else 0
+        busy_s = time.process_time() - began
+        # A round that took much of the processor is followed by a pause so long that its share is kept.
+        return max(min(_PAUSE_S * 2.0**self._failures, _LONGEST_PAUSE_S), busy_s / _SHARE)
+
     def _api(self, uri: str) -> Api:
         return Api(uri, rest_client.RestClient(uri, self._environ), rest_client, (RestError,))
-
-    def _find_mlflow_run(self) -> LivePlace | None:
-        """Where to send to: the MLflow run that the run was linked to last, if that is on a server."""
-        link = _newest_link(self._directory)
-        if link is None or not link.mlflow_run_id or not link.uri.startswith(("http://", "https://")):
-            return None
-        place = LivePlace(link.uri, link.mlflow_run_id)
-        if self._to is None or not _is_same_run(self._to, place):
-            before = read_place(self._directory)
-            self._to = before if before is not None and _is_same_run(before, place) else place
-            self._metrics = MetricLog(self._api(link.uri), link.mlflow_run_id)
-            self._open_until = {}
-        return self._to
 
     def _log(self, lines: Sequence[Decided]) -> None:
         self._metrics.send(
@@ -211,46 +241,7 @@ def _newest_link(directory: RunDir) -> MlflowRunLinked | None:
     return links[-1].payload if links else None
 
 
-class LiveLoop:
-    """Sends again and again, and says once when that fails, and once when it works again."""
-
-    def __init__(self, sender: LiveSender, begun: Callable[[str], None]) -> None:
-        """``sender``: of the run. ``begun``: called with the id of the MLflow run, or nothing if that fails."""
-        self._sender = sender
-        self._begun = begun
-        self._has_begun = False
-        self._problem = ""
-        self._failures = 0
-
-    def send(self) -> float:
-        """Send what is new; returns for how many seconds to pause then."""
-        began = time.process_time()
-        try:
-            if not self._has_begun:
-                self._begun(self._sender.begin())
-                self._has_begun = True
-            self._sender.send()
-            self._report("")
-        except (RestError, TrackingError, PathError, RunUnreadable, OSError) as error:
-            if not self._has_begun:
-                self._begun("")
-            self._report(str(error))
-        busy_s = time.process_time() - began
-        # A round that took much of the processor is followed by a pause so long that its share is kept.
-        return max(min(_PAUSE_S * 2.0**self._failures, _LONGEST_PAUSE_S), busy_s / _SHARE)
-
-    def _report(self, problem: str) -> None:
-        self._failures = min(self._failures + 1, 10) if problem else 0
-        if problem and not self._problem:
-            _print_line(
-                f"metrics do not reach MLflow from this node ({problem}); it tries again, and 'slurmtrain sync' too"
-            )
-        elif self._problem and not problem:
-            _print_line("metrics reach MLflow again")
-        self._problem = problem
-
-
-def _print_line(text: str) -> None:
+def _report(text: str) -> None:
     print(f"slurmtrain: {text}", file=sys.stderr, flush=True)
 
 
@@ -274,13 +265,13 @@ def run_sender() -> None:
         with contextlib.suppress(BrokenPipeError):
             print(mlflow_id, flush=True)
 
-    loop = LiveLoop(LiveSender(LiveOrders(**json.loads(line)), os.environ), begun)
+    sender = LiveSender(LiveOrders(**json.loads(line)), os.environ, begun)
     pause_s = 0.0
     while not select.select([sys.stdin.buffer], [], [], pause_s)[0]:
-        pause_s = loop.send()
+        pause_s = sender.round()
     # The agent waits for a moment only, or it has been killed: then nobody would end this process.
     signal.alarm(_LAST_S)
-    loop.send()
+    sender.round()
 
 
 if __name__ == "__main__":

@@ -90,7 +90,7 @@ def gate(listener: socket.socket, target: Path, *, only_own: bool) -> Iterator[N
 
     def pass_on(connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection, socket.socket(socket.AF_UNIX) as server:
-            if only_own and not is_own(connection.getpeername()[:2], connection.getsockname()[:2], _connections()):
+            if only_own and not is_own(connection.getpeername()[:2], connection.getsockname()[:2], _tcp_lines()):
                 connection.sendall(_REFUSAL)
                 connection.shutdown(socket.SHUT_WR)
                 # What is closed before it was read is reset, and the refusal may be lost.
@@ -145,7 +145,7 @@ def is_own(peer: Endpoint, own: Endpoint, lines: Iterable[str]) -> bool:
     return False
 
 
-def _connections() -> Iterator[str]:
+def _tcp_lines() -> Iterator[str]:
     for table in _TABLES:
         # There is no such file where IPv6 is switched off.
         with contextlib.suppress(OSError):

@@ -27,11 +27,10 @@ def check() -> ModuleType:
 
 
 def test_arguments_that_it_does_not_know_are_pytests(check: ModuleType) -> None:
-    arguments = check.parse(["--no-fault", "-k", "restore", "--wheels", "w", "-x"])
+    arguments = check.parse(["--no-fault", "-k", "restore", "--output", "w", "-x"])
     assert arguments.no_fault
-    assert arguments.wheels == Path("w")
+    assert arguments.output == Path("w")
     assert arguments.pytest == ["-k", "restore", "-x"]
-    assert check.parse([]).for_python.startswith(f"{sys.version_info.major}.{sys.version_info.minor}")
 
 
 def test_the_python_that_was_named_comes_first_and_none_twice(
@@ -79,7 +78,7 @@ def test_an_environment_with_all_requirements_is_used_as_it_is(
     check: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(check, "has_all", lambda python: True)
-    assert check.prepare("/usr/bin/python3", [], None) == "/usr/bin/python3"
+    assert check.prepare("/usr/bin/python3", []) == "/usr/bin/python3"
 
 
 def test_the_outcome_of_each_test_is_counted(check: ModuleType) -> None:

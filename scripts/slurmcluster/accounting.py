@@ -7,8 +7,7 @@ import pwd
 from collections.abc import Sequence
 
 from .cluster import Cluster
-from .errors import WrongInput
-from .processes import run
+from .processes import WrongInput, run
 
 ACCOUNT = "research"
 QOS = ("normal", "low")
@@ -35,17 +34,18 @@ def ensure(cluster: Cluster, people: list[str]) -> None:
     """Add what is missing."""
     this_cluster = f"clusters={cluster.name}"
     associations = _list(cluster, "association", "account,user", this_cluster)
-    # Every cluster has an account root.
-    if "root|" not in associations:
-        _do(cluster, "add", "cluster", cluster.name)
-    missing = [qos for qos in QOS if qos not in _list(cluster, "qos", "name")]
-    if missing:
-        _do(cluster, "add", "qos", ",".join(missing))
-    if f"{ACCOUNT}|" not in associations:
-        _do(cluster, "add", "account", ACCOUNT, this_cluster, f"qos={','.join(QOS)}", f"defaultqos={QOS[0]}")
     missing = [user for user in people if f"{ACCOUNT}|{user}" not in associations]
-    if missing:
-        _do(cluster, "add", "user", ",".join(missing), f"account={ACCOUNT}", f"defaultaccount={ACCOUNT}", this_cluster)
+    additions = [
+        # Every cluster has an account root.
+        ("root|" in associations, "cluster", [cluster.name]),
+        (set(QOS) <= _list(cluster, "qos", "name"), "qos", [",".join(QOS)]),
+        (f"{ACCOUNT}|" in associations, "account",
+         [ACCOUNT, this_cluster, f"qos={','.join(QOS)}", f"defaultqos={QOS[0]}"]),
+        (not missing, "user", [",".join(missing), f"account={ACCOUNT}", f"defaultaccount={ACCOUNT}", this_cluster]),
+    ]  # fmt: skip
+    for is_there, entity, words in additions:
+        if not is_there:
+            _sacctmgr(cluster, "-iQ", "add", entity, *words)
 
 
 def works(cluster: Cluster) -> bool:
@@ -56,10 +56,6 @@ def works(cluster: Cluster) -> bool:
 
 def _list(cluster: Cluster, entity: str, columns: str, *conditions: str) -> set[str]:
     return set(_sacctmgr(cluster, "-nP", "show", entity, *conditions, f"format={columns}").split())
-
-
-def _do(cluster: Cluster, *arguments: str) -> None:
-    _sacctmgr(cluster, "-iQ", *arguments)
 
 
 def _sacctmgr(cluster: Cluster, *arguments: str, check: bool = True) -> str:

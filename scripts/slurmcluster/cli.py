@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -16,13 +15,17 @@ from . import cluster as clusters
 from . import faults, lifecycle, slurm, status
 from .accounting import ACCOUNT
 from .cluster import MAX_NODES, Cluster, Settings
-from .errors import ClusterError
-from .packages import require_root
-from .processes import run
+from .processes import CannotHere, ClusterError, run
 from .releases import RELEASES
 
 EPILOG = """exit codes: 0 fine, 1 it failed, 2 the input is wrong, 3 this machine cannot host a cluster.
 See docs/cluster.md."""
+
+Command = Callable[[argparse.Namespace, Cluster], str]
+
+
+class NotUp(ClusterError):
+    """Not everything of a cluster is up; the message is what ``status`` prints."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,14 +35,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     os.umask(0o022)
     parsed = _parser().parse_args(arguments)
     try:
-        return int(parsed.command(parsed, clusters.find(parsed.name)))
+        cluster = clusters.find(parsed.name)
+        # Only root can make network namespaces, and end what lives in them.
+        if parsed.command not in (_status, _env) and os.geteuid() != 0:
+            raise CannotHere("this takes root: run it with sudo")
+        print(parsed.command(parsed, cluster))
+        return 0
+    except NotUp as error:
+        print(error)
+        return error.exit_code
     except ClusterError as error:
+        if parsed.command is _up and error.exit_code == ClusterError.exit_code:
+            print(f"cluster: 'up' failed; the logs are in {cluster.directory}/log", file=sys.stderr)
         print(f"cluster: {error}", file=sys.stderr)
         return error.exit_code
-    except BrokenPipeError:
-        # Whoever read it has seen enough; the interpreter must not complain about it at its end.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 0
     except OSError as error:
         print(f"cluster: {error}", file=sys.stderr)
         return 1
@@ -47,112 +56,76 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 130
 
 
-def _up(parsed: argparse.Namespace, cluster: Cluster) -> int:
-    require_root("up")
+def _up(parsed: argparse.Namespace, cluster: Cluster) -> str:
     begin = time.monotonic()
     requested = {key: getattr(parsed, key) for key in ("nodes", "gpus", "cpus", "grace", "slurm")}
-    try:
-        settings, notes = lifecycle.up(cluster, requested, parsed.user)
-    except ClusterError as error:
-        if error.exit_code == ClusterError.exit_code:
-            print(f"cluster: {error}", file=sys.stderr)
-            raise ClusterError(
-                f"'up' failed; the logs are in {cluster.directory}/log, and 'scripts/cluster down{_option(cluster)}' "
-                "removes all that is there"
-            ) from None
-        raise
+    settings, notes = lifecycle.up(cluster, requested, parsed.user)
     for note in notes:
         print(f"cluster: {note}", file=sys.stderr)
-    print(_how_to_use(cluster, settings, time.monotonic() - begin))
-    return 0
+    return _how_to_use(cluster, settings, time.monotonic() - begin)
 
 
-def _down(_: argparse.Namespace, cluster: Cluster) -> int:
-    require_root("down")
-    existed = lifecycle.down(cluster)
-    print(f"cluster '{cluster.name}' is gone" if existed else f"there is no cluster '{cluster.name}': nothing to do")
-    return 0
+def _down(_: argparse.Namespace, cluster: Cluster) -> str:
+    lifecycle.down(cluster)
+    return f"cluster '{cluster.name}' is gone"
 
 
-def _status(parsed: argparse.Namespace, cluster: Cluster) -> int:
+def _status(_: argparse.Namespace, cluster: Cluster) -> str:
     settings = cluster.read_settings()
-    if settings is None:
-        print(
-            json.dumps({"name": cluster.name, "up": False}) if parsed.json else f"there is no cluster '{cluster.name}'"
-        )
-        return 1
-    current = status.read(cluster, settings)
-    print(json.dumps(current.as_json(), indent=2) if parsed.json else "\n".join(current.lines()))
-    return 0 if current.up else 1
+    is_up, text = status.read(cluster, settings) if settings else (False, f"there is no cluster '{cluster.name}'")
+    if not is_up:
+        raise NotUp(text)
+    return text
 
 
-def _kill_node(parsed: argparse.Namespace, cluster: Cluster) -> int:
-    require_root("kill-node")
+def _kill_node(parsed: argparse.Namespace, cluster: Cluster) -> str:
     count = lifecycle.kill_node(cluster, parsed.node)
-    print(f"node{parsed.node} has lost its power: {count} processes ended")
-    return 0
+    return f"node{parsed.node} has lost its power: {count} processes ended"
 
 
-def _start_node(parsed: argparse.Namespace, cluster: Cluster) -> int:
-    require_root("start-node")
+def _start_node(parsed: argparse.Namespace, cluster: Cluster) -> str:
     started = lifecycle.start_node(cluster, parsed.node)
-    print(f"node{parsed.node} is usable" if started else f"node{parsed.node} was running already; it is usable")
-    return 0
+    return f"node{parsed.node} is usable" if started else f"node{parsed.node} was running already; it is usable"
 
 
-def _break_network(parsed: argparse.Namespace, cluster: Cluster) -> int:
-    require_root("break-network")
+def _break_network(parsed: argparse.Namespace, cluster: Cluster) -> str:
     directions = [parsed.only] if parsed.only else ["in", "out"]
     faults.break_network(cluster, parsed.node, parsed.interface, directions)
-    print(f"node{parsed.node} loses what goes {' and '.join(directions)} over {parsed.interface}")
-    return 0
+    return f"node{parsed.node} loses what goes {' and '.join(directions)} over {parsed.interface}"
 
 
-def _mend_network(parsed: argparse.Namespace, cluster: Cluster) -> int:
-    require_root("mend-network")
+def _mend_network(parsed: argparse.Namespace, cluster: Cluster) -> str:
     faults.mend_network(cluster, parsed.node)
-    print(f"node{parsed.node} loses nothing any more")
-    return 0
+    return f"node{parsed.node} loses nothing any more"
 
 
-def _shift_clock(parsed: argparse.Namespace, cluster: Cluster) -> int:
-    require_root("shift-clock")
+def _shift_clock(parsed: argparse.Namespace, cluster: Cluster) -> str:
     faults.shift_clock(cluster, parsed.node, parsed.seconds)
-    print(f"the clock of node{parsed.node} is {parsed.seconds:g} s ahead, for tasks that start from now on")
-    return 0
+    return f"the clock of node{parsed.node} is {parsed.seconds:g} s ahead, for tasks that start from now on"
 
 
-def _preempt(parsed: argparse.Namespace, cluster: Cluster) -> int:
-    require_root("preempt")
+def _preempt(parsed: argparse.Namespace, cluster: Cluster) -> str:
     cluster.existing()
     job = slurm.find_running(cluster, parsed.job)
     other = slurm.preempt(cluster, job, parsed.seconds)
-    print(f"job {job.id} ({job.name}) is being preempted: job {other} wants {job.nodes} for {parsed.seconds} s")
-    return 0
+    return f"job {job.id} ({job.name}) is being preempted: job {other} wants {job.nodes} for {parsed.seconds} s"
 
 
-def _env(_: argparse.Namespace, cluster: Cluster) -> int:
+def _env(_: argparse.Namespace, cluster: Cluster) -> str:
     cluster.existing()
-    print(_export(cluster))
-    return 0
+    return _export(cluster)
 
 
 def _how_to_use(cluster: Cluster, settings: Settings, seconds: float) -> str:
     sinfo = run(["sinfo"], environment=cluster.environment).stdout
-    option = _option(cluster)
-    made_of = f"nodes: {settings.nodes}, each with {settings.cpus} CPUs and {settings.gpus} GPUs"
+    made_of = f"{settings.nodes} nodes, each with {settings.cpus} CPUs and {settings.gpus} GPUs"
     return f"""cluster '{cluster.name}' is up, after {seconds:.1f} s: {made_of}
 
 {sinfo}
 In each shell that is to use it (account {ACCOUNT}; 'up --user NAME' lets another user in):
 {textwrap.indent(_export(cluster), "  ")}
 
-Then, for example:
-  sbatch -N2 --wrap 'srun hostname'
-  squeue; sacct -X
-  sudo scripts/cluster preempt{option} JOB       # another job takes the nodes of that one
-  sudo scripts/cluster kill-node{option} 1       # start-node brings it back
-  sudo scripts/cluster down{option}"""
+Then, for example, sbatch -N2 --wrap 'srun hostname'; and at the end sudo scripts/cluster down{_option(cluster)}"""
 
 
 def _option(cluster: Cluster) -> str:
@@ -180,71 +153,47 @@ def _parser() -> argparse.ArgumentParser:
         metavar="NAME",
         help=f"which cluster (default: $SLURMTRAIN_CLUSTER, or {clusters.DEFAULT_NAME}); each has a network of its own",
     )
+    node = argparse.ArgumentParser(add_help=False)
+    node.add_argument("node", type=_node, metavar="I", help="its number, from 0")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
 
-    def add(name: str, function: object, text: str) -> argparse.ArgumentParser:
-        command = commands.add_parser(name, parents=[shared], help=text, description=text[0].upper() + text[1:] + ".")
+    def add(function: Command, text: str, *parents: argparse.ArgumentParser) -> argparse.ArgumentParser:
+        name = function.__name__.strip("_").replace("_", "-")
+        about = text[0].upper() + text[1:] + "."
+        command = commands.add_parser(name, parents=[shared, *parents], help=text, description=about)
         command.set_defaults(command=function)
         return command
 
-    _add_size(add("up", _up, "start a cluster, or what is missing of it"))
-    add("down", _down, "end a cluster and remove all that it left")
-    show = add("status", _status, "show nodes, daemons and jobs; exit code 0 if everything is up")
-    show.add_argument("--json", action="store_true", help="print JSON alone on standard output")
-    _add_faults(add)
-    add("env", _env, "print what a shell must export to use the cluster")
-    return parser
-
-
-def _add_size(up: argparse.ArgumentParser) -> None:
-    """What a cluster is made of, and for whom."""
-    up.add_argument(
-        "--nodes", type=_count(1, MAX_NODES), metavar="N", help=f"how many nodes (default {Settings.nodes})"
-    )
-    up.add_argument(
-        "--gpus", type=_count(0, 16), metavar="G", help=f"pretended GPUs of each node (default {Settings.gpus})"
-    )
-    up.add_argument(
-        "--cpus", type=_count(1, 1000), metavar="C", help=f"pretended CPUs of each node (default {Settings.cpus})"
-    )
-    up.add_argument(
-        "--grace",
-        type=_count(0, 86400),
-        metavar="S",
-        help=f"seconds from a preemption to the end (default {Settings.grace})",
-    )
-    up.add_argument(
-        "--slurm",
-        choices=sorted(RELEASES),
-        metavar="VERSION",
-        help=f"which Slurm: {', '.join(sorted(RELEASES))}; it is downloaded once (default: that of this machine)",
-    )
-    up.add_argument(
-        "--user", action="append", default=[], metavar="NAME", help="who may submit, besides root and you; repeatable"
-    )
-
-
-def _add_faults(add: Callable[[str, object, str], argparse.ArgumentParser]) -> None:
-    """What breaks a cluster on purpose, and mends it. ``add`` makes a command of a name, a function and a help text."""
-    for name, function, text in (
-        ("kill-node", _kill_node, "cut the power of a node"),
-        ("start-node", _start_node, "start a node again and wait until it is usable"),
+    up = add(_up, "start a cluster, or what is missing of it")
+    for option, metavar, least, most, text in (
+        ("nodes", "N", 1, MAX_NODES, "how many nodes"),
+        ("gpus", "G", 0, 16, "pretended GPUs of each node"),
+        ("cpus", "C", 1, 1000, "pretended CPUs of each node"),
+        ("grace", "S", 0, 86400, "seconds from a preemption to the end"),
     ):
-        add(name, function, text).add_argument("node", type=_node, metavar="I", help="its number, from 0")
-    broken = add("break-network", _break_network, "lose all packets of one interface of a node, which stays up")
-    broken.add_argument("node", type=_node, metavar="I", help="its number, from 0")
+        about = f"{text} (default {getattr(Settings, option)})"
+        up.add_argument(f"--{option}", type=_count(least, most), metavar=metavar, help=about)
+    versions = ", ".join(sorted(RELEASES))
+    about = f"which Slurm: {versions}; it is downloaded once (default: that of this machine)"
+    up.add_argument("--slurm", choices=sorted(RELEASES), metavar="VERSION", help=about)
+    about = "who may submit, besides root and you; repeatable"
+    up.add_argument("--user", action="append", default=[], metavar="NAME", help=about)
+    add(_down, "end a cluster and remove all that it left")
+    add(_status, "show nodes, daemons and jobs; exit code 0 if everything is up")
+    add(_kill_node, "cut the power of a node", node)
+    add(_start_node, "start a node again and wait until it is usable", node)
+    broken = add(_break_network, "lose all packets of one interface of a node, which stays up", node)
     broken.add_argument("interface", metavar="INTERFACE", help="such as hsn0")
     broken.add_argument("--only", choices=("in", "out"), help="in one direction only")
-    mended = add("mend-network", _mend_network, "undo all of break-network on a node")
-    mended.add_argument("node", type=_node, metavar="I", help="its number, from 0")
-    shifted = add("shift-clock", _shift_clock, "set the clock of a node's tasks ahead or back")
-    shifted.add_argument("node", type=_node, metavar="I", help="its number, from 0")
+    add(_mend_network, "undo all of break-network on a node", node)
+    shifted = add(_shift_clock, "set the clock of a node's tasks ahead or back", node)
     shifted.add_argument("seconds", type=float, metavar="SECONDS", help="how far; 0 puts it right")
-    preempt = add("preempt", _preempt, "have a running job preempted by one of higher rank on its nodes")
+    preempt = add(_preempt, "have a running job preempted by one of higher rank on its nodes")
     preempt.add_argument("job", metavar="RUN|JOB", help="a job's id; or a run's id, the beginning of it, or its name")
-    preempt.add_argument(
-        "--seconds", type=_count(1, 14000), default=20, metavar="S", help="how long the nodes are taken (default 20)"
-    )
+    about = "how long the nodes are taken (default 20)"
+    preempt.add_argument("--seconds", type=_count(1, 14000), default=20, metavar="S", help=about)
+    add(_env, "print what a shell must export to use the cluster")
+    return parser
 
 
 def _count(least: int, most: int) -> Callable[[str], int]:

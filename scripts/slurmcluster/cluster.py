@@ -11,24 +11,21 @@ import hashlib
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from .errors import ClusterError, WrongInput
-from .processes import PATH
+from .processes import PATH, ClusterError, WrongInput
 
 DEFAULT_NAME = "slurmtrain"
-DEFAULT_ROOT = "/var/lib/slurmtrain-cluster"
+# Where the directories of all clusters lie.
+ROOT = Path("/var/lib/slurmtrain-cluster")
 MAX_INDEX = 200
 MAX_NODES = 64
-# A unix socket's path has at most 107 characters, and those of the steps of a job lie deep.
-MAX_DIRECTORY = 64
 LOCK_TIMEOUT = 300.0
-MACHINE_LOCK = Path("/run")
+LOCKS = Path("/run")
 
 
 @dataclass(frozen=True)
@@ -88,7 +85,7 @@ class Cluster:
 
     @property
     def tag(self) -> str:
-        """Tells clusters of one name in different places apart; short, for names of interfaces."""
+        """Stands for it in names of interfaces, which are short."""
         return hashlib.sha256(str(self.directory).encode()).hexdigest()[:6]
 
     @property
@@ -166,6 +163,13 @@ class Cluster:
             )
         return settings
 
+    def node(self, number: int) -> str:
+        """The name of a node that must be there."""
+        names = self.existing().names
+        if number >= len(names):
+            raise WrongInput(f"there is no node {number}: cluster '{self.name}' has nodes 0 to {len(names) - 1}")
+        return names[number]
+
     def write_settings(self, settings: Settings) -> None:
         """Record the settings."""
         write_file(self.directory / "cluster.json", json.dumps(asdict(settings)) + "\n")
@@ -173,63 +177,38 @@ class Cluster:
     @contextmanager
     def locked(self) -> Iterator[None]:
         """One command at a time changes a cluster; the directory is made where it is missing."""
-        deadline = time.monotonic() + LOCK_TIMEOUT
-        while True:
-            with suppress(FileNotFoundError):
-                self.directory.mkdir(parents=True, exist_ok=True)
-            with lock(self.directory, deadline) as same:
-                # Another command may just have removed the directory.
-                if same:
-                    yield
-                    return
+        with _lock(self.tag):
+            self.directory.mkdir(parents=True, exist_ok=True)
+            yield
 
 
 @contextmanager
 def machine_lock() -> Iterator[None]:
     """One command at a time installs packages or chooses an index."""
-    with lock(MACHINE_LOCK, time.monotonic() + LOCK_TIMEOUT):
+    with _lock("machine"):
         yield
 
 
 @contextmanager
-def lock(directory: Path, deadline: float) -> Iterator[bool]:
-    """Hold a directory's lock; gives whether the directory is still there under its name.
+def _lock(name: str) -> Iterator[None]:
+    """Hold a lock of this machine. It outlives the cluster: a file that is removed locks nobody out.
 
     The programs that are run under it (not the daemons) inherit it: where this process is killed, the next one waits
     until what was begun has ended.
     """
-    try:
-        handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    except FileNotFoundError:
-        yield False
-        return
-    os.set_inheritable(handle, True)
-    try:
-        _wait_for_lock(handle, directory, deadline)
-        yield _is_still(directory, handle)
-    finally:
-        os.close(handle)
-
-
-def _is_still(directory: Path, handle: int) -> bool:
-    try:
-        return os.path.samestat(os.fstat(handle), directory.stat())
-    except FileNotFoundError:
-        return False
-
-
-def _wait_for_lock(handle: int, directory: Path, deadline: float) -> None:
-    announced = False
-    while True:
-        try:
-            return fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if time.monotonic() > deadline:
-                raise ClusterError(f"another scripts/cluster has held {directory} for minutes; end it first") from None
-            if not announced and time.monotonic() > deadline - LOCK_TIMEOUT + 1:
-                print("cluster: waiting for another scripts/cluster", file=sys.stderr)
-                announced = True
-            time.sleep(0.05)
+    path = LOCKS / f"slurmtrain-cluster-{name}.lock"
+    with path.open("w") as file:
+        os.set_inheritable(file.fileno(), True)
+        deadline = time.monotonic() + LOCK_TIMEOUT
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > deadline:
+                    raise ClusterError("another scripts/cluster has held its lock for minutes; end it first") from None
+                time.sleep(0.05)
+        yield
 
 
 def find(name: str | None) -> Cluster:
@@ -239,18 +218,7 @@ def find(name: str | None) -> Cluster:
         raise WrongInput(
             f"'{name}' cannot name a cluster: use at most 20 small letters, digits and '-', a letter first"
         )
-    directory = state_root() / name
-    if not re.fullmatch(r"[A-Za-z0-9/._-]+", str(directory)) or len(str(directory)) > MAX_DIRECTORY:
-        raise WrongInput(
-            f"{directory} cannot be a cluster's directory: Slurm takes at most {MAX_DIRECTORY} letters, digits and "
-            "'._-/'; set SLURMTRAIN_CLUSTER_STATE to another place"
-        )
-    return Cluster(name, directory)
-
-
-def state_root() -> Path:
-    """Where the directories of all clusters lie."""
-    return Path(os.path.realpath(os.environ.get("SLURMTRAIN_CLUSTER_STATE") or DEFAULT_ROOT))
+    return Cluster(name, ROOT / name)
 
 
 def write_file(path: Path, text: str, mode: int = 0o644) -> None:

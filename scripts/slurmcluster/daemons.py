@@ -11,7 +11,7 @@ from pathlib import Path
 from .cluster import Cluster, Settings
 from .config import CONTROLLER
 from .network import NAMESPACES
-from .processes import MARK, Daemon, find_program, identity, listing, namespace_of, run, start, wait_until
+from .processes import Daemon, find_program, identity, listing, namespace_of, run, start, wait_until
 
 NAMES = ("munged", "mariadbd", "slurmdbd", "slurmctld")
 # A busy machine takes its time.
@@ -39,23 +39,16 @@ def make_database(cluster: Cluster) -> None:
     new = cluster.directory / "db.new"
     shutil.rmtree(new, ignore_errors=True)
     new.mkdir(0o700)
-    arguments = [
-        "mariadb-install-db",
-        *_database_options(cluster, new),
-        # Also where the machine cannot resolve its own name.
-        "--force",
-        "--skip-test-db",
-        "--auth-root-authentication-method=socket",
-    ]
-    run(arguments, timeout=PATIENCE, environment={MARK: str(cluster.directory)})
+    # --force: also where the machine cannot resolve its own name.
+    options = ["--force", "--skip-test-db", "--auth-root-authentication-method=socket"]
+    run(["mariadb-install-db", *_database_options(cluster, new), *options], timeout=PATIENCE)
     new.rename(database)
 
 
 def start_munged(cluster: Cluster) -> None:
     """Authentication, by a key and a socket of the cluster's own."""
     directory = cluster.directory
-    arguments = [
-        _program(cluster, "munged"),
+    options = [
         "--foreground",
         f"--key-file={directory}/keys/munge.key",
         f"--socket={cluster.munge_socket}",
@@ -64,18 +57,15 @@ def start_munged(cluster: Cluster) -> None:
         # Slurm would look the machine's own address up.
         "--origin=127.0.0.1",
     ]
-    daemon = _start(cluster, "munged", arguments)
-    _wait_until_answers(cluster, "munged", daemon, cluster.munge_socket)
+    _start_server(cluster, "munged", options, cluster.munge_socket)
 
 
 def start_database(cluster: Cluster) -> None:
     """A database of the cluster's own, without TCP."""
-    directory = cluster.directory
-    arguments = [
-        _program(cluster, "mariadbd"),
-        *_database_options(cluster, directory / "db"),
+    options = [
+        *_database_options(cluster, cluster.directory / "db"),
         f"--socket={cluster.database_socket}",
-        f"--pid-file={directory}/run/mariadbd.pid",
+        f"--pid-file={cluster.directory}/run/mariadbd.pid",
         "--skip-networking",
         "--skip-log-bin",
         "--performance-schema=off",
@@ -83,8 +73,7 @@ def start_database(cluster: Cluster) -> None:
         "--innodb-lock-wait-timeout=900",
         "--innodb-flush-log-at-trx-commit=0",
     ]
-    daemon = _start(cluster, "mariadbd", arguments)
-    _wait_until_answers(cluster, "mariadbd", daemon, cluster.database_socket)
+    _start_server(cluster, "mariadbd", options, cluster.database_socket)
 
 
 def _database_options(cluster: Cluster, database: Path) -> list[str]:
@@ -104,17 +93,13 @@ def _database_options(cluster: Cluster, database: Path) -> list[str]:
 
 def start_slurmdbd(cluster: Cluster, settings: Settings) -> None:
     """Slurm's accounting."""
-    arguments = [*_as_controller(cluster), _program(cluster, "slurmdbd"), "-D"]
-    daemon = _start(cluster, "slurmdbd", arguments, {"MYSQL_UNIX_PORT": str(cluster.database_socket)})
-    _wait_until_answers(cluster, "slurmdbd", daemon, (settings.controller_address, settings.ports[2]))
+    _start_server(cluster, "slurmdbd", ["-D"], (settings.controller_address, settings.ports[2]))
 
 
 def start_slurmctld(cluster: Cluster, settings: Settings) -> Daemon:
     """Slurm's controller."""
-    arguments = [*_as_controller(cluster), _program(cluster, "slurmctld"), "-D", "-f", str(cluster.slurm_conf)]
-    daemon = _start(cluster, "slurmctld", arguments)
-    _wait_until_answers(cluster, "slurmctld", daemon, (settings.controller_address, settings.ports[0]))
-    return daemon
+    options = ["-D", "-f", str(cluster.slurm_conf)]
+    return _start_server(cluster, "slurmctld", options, (settings.controller_address, settings.ports[0]))
 
 
 def start_slurmd(cluster: Cluster, node: str) -> Daemon:
@@ -142,9 +127,19 @@ def link_programs(cluster: Cluster, programs: Mapping[str, Path]) -> None:
             link.symlink_to(program)
 
 
-def _start(cluster: Cluster, name: str, arguments: list[str], extra: dict[str, str] | None = None) -> Daemon:
-    variables = {MARK: str(cluster.directory), **cluster.environment, **(extra or {})}
-    return start(arguments, cluster.log(name), variables)
+def _start_server(cluster: Cluster, name: str, options: list[str], address: Path | tuple[str, int]) -> Daemon:
+    """Start a daemon, and wait until it answers."""
+    # Slurm's resolve names as the nodes do.
+    before = _as_controller(cluster) if isinstance(address, tuple) else []
+    daemon = _start(cluster, name, [*before, _program(cluster, name), *options])
+    wait_until(lambda: "" if _answers(address) else name, PATIENCE, {cluster.log(name): daemon})
+    return daemon
+
+
+def _start(cluster: Cluster, name: str, arguments: list[str]) -> Daemon:
+    # Where slurmdbd finds the database.
+    more = {"MYSQL_UNIX_PORT": str(cluster.database_socket)} if name == "slurmdbd" else {}
+    return start(arguments, cluster.log(name), {**cluster.environment, **more})
 
 
 def _program(cluster: Cluster, name: str) -> str:
@@ -166,10 +161,6 @@ def _as_controller(cluster: Cluster) -> list[str]:
     mounts = 'for file in hosts nsswitch.conf; do mount --bind "$0/$file" "/etc/$file"; done; exec "$@"'
     etc = str(cluster.directory / "etc")
     return ["unshare", "--mount", "--propagation", "slave", "sh", "-c", mounts, etc, *_as_host(CONTROLLER)]
-
-
-def _wait_until_answers(cluster: Cluster, name: str, daemon: Daemon, address: Path | tuple[str, int]) -> None:
-    wait_until(lambda: "" if _answers(address) else name, PATIENCE, {cluster.log(name): daemon})
 
 
 def _answers(address: Path | tuple[str, int]) -> bool:

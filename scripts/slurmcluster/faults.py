@@ -6,8 +6,7 @@ from pathlib import Path
 
 from . import network
 from .cluster import Cluster, write_file
-from .errors import ClusterError, WrongInput
-from .processes import run
+from .processes import ClusterError, WrongInput, run
 
 _TABLE = "slurmtrain"
 _HOOKS = {"in": ("input", "iifname"), "out": ("output", "oifname")}
@@ -28,7 +27,7 @@ echo "export FAKETIME_DONT_FAKE_MONOTONIC=1 NO_FAKE_STAT=1"
 
 def shift_clock(cluster: Cluster, node: int, seconds: float) -> None:
     """Set the clock of a node's tasks ahead, or back; 0 puts it right."""
-    path = cluster.directory / "clocks" / _name(cluster, node)
+    path = cluster.directory / "clocks" / cluster.node(node)
     if seconds == 0:
         path.unlink(missing_ok=True)
         return
@@ -40,7 +39,7 @@ def shift_clock(cluster: Cluster, node: int, seconds: float) -> None:
 
 def break_network(cluster: Cluster, node: int, interface: str, directions: list[str]) -> None:
     """Drop every packet that comes in, or goes out, over one interface of a node, which stays up."""
-    namespace = cluster.namespace(_name(cluster, node))
+    namespace = cluster.namespace(cluster.node(node))
     if interface not in network.interfaces(namespace):
         existing = ", ".join(sorted(network.interfaces(namespace)))
         raise WrongInput(f"node{node} has no interface {interface!r} that is up; it has {existing}")
@@ -58,12 +57,5 @@ def break_network(cluster: Cluster, node: int, interface: str, directions: list[
 
 def mend_network(cluster: Cluster, node: int) -> None:
     """Undo all that was broken of a node's networks."""
-    namespace = cluster.namespace(_name(cluster, node))
+    namespace = cluster.namespace(cluster.node(node))
     run(["ip", "netns", "exec", namespace, "nft", "delete", "table", "inet", _TABLE], check=False)
-
-
-def _name(cluster: Cluster, node: int) -> str:
-    settings = cluster.existing()
-    if not 0 <= node < settings.nodes:
-        raise WrongInput(f"there is no node {node}: cluster '{cluster.name}' has nodes 0 to {settings.nodes - 1}")
-    return settings.names[node]

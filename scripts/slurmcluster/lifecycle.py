@@ -11,16 +11,25 @@ from pathlib import Path
 from typing import Any
 
 from . import accounting, config, daemons, network, packages, releases, slurm
-from .cluster import Cluster, Settings, machine_lock, state_root
-from .errors import CannotHere, ClusterError, WrongInput
-from .processes import DAEMONS, NODE_DAEMONS, Daemon, end_all, identity, inside, marked, namespace_of, wait_until
+from .cluster import ROOT, Cluster, Settings, machine_lock
+from .processes import (
+    CannotHere,
+    ClusterError,
+    Daemon,
+    WrongInput,
+    end_all,
+    identity,
+    inside,
+    listing,
+    namespace_of,
+    wait_until,
+)
 
 
 def up(cluster: Cluster, requested: dict[str, Any], users: list[str]) -> tuple[Settings, list[str]]:
     """Start what is missing of a cluster; returns its settings and what a person should know."""
     everyone = accounting.users(users)
-    _refuse_other_settings(cluster, requested)
-    packages.ensure(packages.OF_RELEASES if _slurm_of(cluster, requested) else packages.OF_SLURM)
+    packages.ensure(packages.OF_RELEASES if _settings(cluster, requested).slurm else packages.OF_SLURM)
     packages.remove_stale_policy()
     with cluster.locked():
         try:
@@ -33,7 +42,6 @@ def up(cluster: Cluster, requested: dict[str, Any], users: list[str]) -> tuple[S
                 database = meanwhile.submit(daemons.make_database, cluster)
                 limited = network.ensure(cluster, settings)
                 config.write(cluster, settings)
-                network.check(cluster, settings)
                 database.result()
             _start_daemons(cluster, settings, pids, everyone)
         except CannotHere:
@@ -66,29 +74,25 @@ def _start_nodes(cluster: Cluster, nodes: list[str], dead: list[str], watched: d
     slurm.wait_for_nodes(cluster, nodes, daemons.PATIENCE, started, {**watched, **slurmds})
 
 
-def down(cluster: Cluster) -> bool:
-    """Remove all that a cluster left; returns whether there was anything."""
+def down(cluster: Cluster) -> None:
+    """Remove all that a cluster left."""
     packages.remove_stale_policy()
-    if not (cluster.directory.exists() or network.leftovers(cluster) or marked(cluster.directory)):
-        return False
     with cluster.locked():
         _remove_all(cluster)
-    return True
 
 
 def kill_node(cluster: Cluster, node: int) -> int:
     """Cut a node's power: no process of it says goodbye, and nothing that it sends arrives any more."""
-    settings = _with_node(cluster, node)
+    name = cluster.node(node)
     with cluster.locked():
         network.plug(cluster, [node], False)
-        namespace = identity(network.NAMESPACES / cluster.namespace(settings.names[node]))
+        namespace = identity(network.NAMESPACES / cluster.namespace(name))
         return end_all(lambda: inside({namespace} if namespace else set()))
 
 
 def start_node(cluster: Cluster, node: int) -> bool:
     """Start a node again and wait until it is usable; returns whether it was not running."""
-    settings = _with_node(cluster, node)
-    name = settings.names[node]
+    name = cluster.node(node)
     with cluster.locked():
         pids = daemons.running(cluster)
         if "slurmctld" not in pids:
@@ -102,43 +106,35 @@ def start_node(cluster: Cluster, node: int) -> bool:
         return bool(dead)
 
 
-def _refuse_other_settings(cluster: Cluster, requested: dict[str, Any]) -> None:
-    settings = cluster.read_settings()
-    if settings is None:
-        return
+def _settings(cluster: Cluster, requested: dict[str, Any]) -> Settings:
+    """The recorded settings, or new ones as requested, without an index yet. Raises WrongInput if they contradict."""
+    requested = {key: value for key, value in requested.items() if value is not None}
+    settings = cluster.read_settings() or Settings(**requested)
     current = dataclasses.asdict(settings)
-    other = {key: value for key, value in requested.items() if value not in (None, current[key])}
+    other = [f"--{key} {value} (it has {current[key]})" for key, value in requested.items() if value != current[key]]
     if other:
-        differences = ", ".join(f"--{key} {value} (it has {current[key]})" for key, value in other.items())
         raise WrongInput(
-            f"cluster '{cluster.name}' is there with other settings: {differences}; "
+            f"cluster '{cluster.name}' is there with other settings: {', '.join(other)}; "
             f"run 'scripts/cluster down --name {cluster.name}' first"
         )
+    return settings
 
 
 def _settle(cluster: Cluster, requested: dict[str, Any]) -> Settings:
     """The recorded settings, or new ones with a free index, recorded."""
-    _refuse_other_settings(cluster, requested)
-    settings = cluster.read_settings()
-    if settings is None:
+    settings = _settings(cluster, requested)
+    if cluster.read_settings() is None:
         _clear(cluster)
         with machine_lock():
-            index = network.free_index(_indices())
-            settings = Settings(index=index, **{key: value for key, value in requested.items() if value is not None})
+            settings = dataclasses.replace(settings, index=network.free_index(_indices()))
             cluster.write_settings(settings)
     return settings
-
-
-def _slurm_of(cluster: Cluster, requested: dict[str, Any]) -> str:
-    """The version of Slurm that the cluster has, or is to have; empty: that of this machine."""
-    settings = cluster.read_settings()
-    return str(requested["slurm"] or "") if settings is None else settings.slurm
 
 
 def _indices() -> set[int]:
     """Those of the other clusters, whether they run or not."""
     used = set()
-    for path in state_root().glob("*/cluster.json"):
+    for path in ROOT.glob("*/cluster.json"):
         try:
             used.add(int(json.loads(path.read_text())["index"]))
         except (OSError, ValueError, KeyError, TypeError):
@@ -148,15 +144,16 @@ def _indices() -> set[int]:
 
 def _remove_all(cluster: Cluster) -> None:
     _clear(cluster)
-    for directory in (cluster.directory, state_root(), network.ETC):
-        _remove_if_empty(directory)
+    for directory in (cluster.directory, network.ETC):
+        with contextlib.suppress(OSError):
+            directory.rmdir()
 
 
 def _clear(cluster: Cluster) -> None:
     """End all that runs of a cluster, and remove what it has outside of its directory and in it."""
     _end_strays(cluster, all_of_them=True)
     network.remove(cluster)
-    end_all(lambda: marked(cluster.directory, DAEMONS))
+    end_all(lambda: [pid for pid, _ in listing(cluster.directory)])
     for path in network.ETC.glob(cluster.namespace_prefix + "*"):
         shutil.rmtree(path)
     for path in cluster.directory.iterdir():
@@ -166,18 +163,6 @@ def _clear(cluster: Cluster) -> None:
 def _end_strays(cluster: Cluster, all_of_them: bool = False) -> None:
     """End nodes, with their jobs, whose namespace has lost its name."""
     named = set() if all_of_them else network.node_identities(cluster)
-    namespaces = {namespace_of(pid) for pid in marked(cluster.directory, NODE_DAEMONS)}
+    namespaces = {namespace_of(pid) for pid, arguments in listing(cluster.directory) if "-N" in arguments}
     strays = {namespace for namespace in namespaces if namespace is not None} - named
     end_all(lambda: inside(strays))
-
-
-def _with_node(cluster: Cluster, node: int) -> Settings:
-    settings = cluster.existing()
-    if not 0 <= node < settings.nodes:
-        raise WrongInput(f"there is no node {node}: cluster '{cluster.name}' has nodes 0 to {settings.nodes - 1}")
-    return settings
-
-
-def _remove_if_empty(directory: Path) -> None:
-    with contextlib.suppress(OSError):
-        directory.rmdir()

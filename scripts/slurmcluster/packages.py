@@ -8,9 +8,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from .cluster import machine_lock
-from .errors import CannotHere
-from .processes import find_program, run
+from .cluster import machine_lock, write_file
+from .processes import CannotHere, find_program, last_words, run
 
 # Each program, with the package that brings it on Debian and Ubuntu.
 OF_SLURM = {
@@ -38,24 +37,15 @@ POLICY_MARK = "# written by slurmtrain's scripts/cluster"
 POLICY_TEXT = f"#!/bin/sh\n{POLICY_MARK} while it installs packages: their daemons are not to start\nexit 101\n"
 
 
-def require_root(command: str) -> None:
-    """Only root can make network namespaces, and end what lives in them."""
-    if os.geteuid() != 0:
-        raise CannotHere(f"'scripts/cluster {command}' needs root: run it with sudo")
-
-
 def ensure(more: Mapping[str, str]) -> None:
     """Install what is missing of the programs that every cluster needs, and of ``more``."""
     needed = {**PROGRAMS, **more}
-    if not _absent(needed):
-        return
-    with machine_lock():
-        packages = sorted({needed[program] for program in _absent(needed)})
-        if packages:
-            _install(packages, _absent(needed))
+    if _absent(needed):
+        with machine_lock():
+            if absent := _absent(needed):
+                _install(" ".join(sorted({needed[program] for program in absent})), absent)
     if absent := _absent(needed):
-        names = ", ".join(packages)
-        raise CannotHere(f"after installing {names} some programs are still missing: {', '.join(absent)}")
+        raise CannotHere(f"after installing their packages some programs are still missing: {', '.join(absent)}")
 
 
 def remove_stale_policy() -> None:
@@ -66,8 +56,7 @@ def remove_stale_policy() -> None:
                 POLICY.unlink()
 
 
-def _install(packages: list[str], absent: list[str]) -> None:
-    names = " ".join(packages)
+def _install(names: str, absent: list[str]) -> None:
     if find_program("apt-get") is None:
         raise CannotHere(
             f"these programs are missing: {', '.join(absent)}; this is no Debian or Ubuntu: install them yourself "
@@ -80,25 +69,17 @@ def _install(packages: list[str], absent: list[str]) -> None:
     command = ["apt-get", "-o", "DPkg::Lock::Timeout=120", "install", "-y", "--no-install-recommends", "--no-remove"]
     with _daemons_forbidden():
         run(["apt-get", "update"], check=False, timeout=None, environment=environment)
-        completed = run([*command, *packages], check=False, timeout=None, environment=environment)
+        completed = run([*command, *names.split()], check=False, timeout=None, environment=environment)
     if completed.returncode != 0:
-        message = "\n".join((completed.stdout + completed.stderr).strip().splitlines()[-10:])
-        raise CannotHere(f"apt-get could not install {names}:\n{message}")
+        raise CannotHere(f"apt-get could not install {names}:\n{last_words(completed)}")
 
 
 @contextmanager
 def _daemons_forbidden() -> Iterator[None]:
     """Installing a daemon's package starts it, unless there is a policy-rc.d that says no."""
-    # In two steps, so that there never is one of ours that lacks our mark.
-    new = POLICY.with_name(POLICY.name + ".slurmtrain")
-    new.write_text(POLICY_TEXT)
-    new.chmod(0o755)
-    try:
-        os.link(new, POLICY)
-    except FileExistsError:
-        pass  # the machine has a policy of its own, which stays
-    finally:
-        new.unlink()
+    # The machine may have a policy of its own, which stays. There never is one of ours that lacks our mark.
+    if not POLICY.exists():
+        write_file(POLICY, POLICY_TEXT, 0o755)
     try:
         yield
     finally:
@@ -107,10 +88,7 @@ def _daemons_forbidden() -> Iterator[None]:
 
 
 def _is_ours(policy: Path) -> bool:
-    try:
-        return POLICY_MARK in policy.read_text(errors="replace")
-    except OSError:
-        return False
+    return policy.exists() and POLICY_MARK in policy.read_text(errors="replace")
 
 
 def _absent(needed: Iterable[str]) -> list[str]:

@@ -1,14 +1,13 @@
-"""Starting programs, and finding and ending what a cluster started.
+"""Errors, starting programs, and finding and ending what a cluster started.
 
-A daemon is known by its executable and by the variable MARK, which holds the cluster's directory; what jobs started is
-known by its network namespace. Nothing else is ever ended.
+A daemon is known by its command line, which begins with a link in the cluster's directory; what jobs started is known
+by its network namespace. Nothing else is ever ended.
 """
 
 from __future__ import annotations
 
 import contextlib
 import os
-import re
 import shutil
 import signal
 import subprocess
@@ -16,17 +15,30 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from .errors import ClusterError
-
-MARK = "SLURMTRAIN_CLUSTER_DIR"
-DAEMONS = frozenset({"munged", "mariadbd", "slurmdbd", "slurmctld", "slurmd", "slurmstepd"})
-NODE_DAEMONS = frozenset({"slurmd", "slurmstepd"})
 # Not the caller's: what is in there is nothing that daemons and jobs should depend on.
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 POLL = 0.05
 
 Identity = tuple[int, int]
 Daemon = subprocess.Popen[bytes]
+
+
+class ClusterError(Exception):
+    """Something failed."""
+
+    exit_code = 1
+
+
+class WrongInput(ClusterError):
+    """What was asked for cannot be done as asked; nothing was changed."""
+
+    exit_code = 2
+
+
+class CannotHere(ClusterError):
+    """This machine cannot host a cluster."""
+
+    exit_code = 3
 
 
 def find_program(program: str) -> str | None:
@@ -43,6 +55,7 @@ def run(
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[str]:
     """Run a program to its end; raises ClusterError with its output where it fails, unless ``check`` is off."""
+    typed = " ".join(map(str, arguments))
     try:
         completed = subprocess.run(
             [str(argument) for argument in arguments],
@@ -59,11 +72,15 @@ def run(
     except FileNotFoundError:
         raise ClusterError(f"there is no program {arguments[0]} on this machine") from None
     except subprocess.TimeoutExpired:
-        raise ClusterError(f"'{_typed(arguments)}' did not end within {timeout:g} s") from None
+        raise ClusterError(f"'{typed}' did not end within {timeout:g} s") from None
     if check and completed.returncode != 0:
-        message = "\n".join((completed.stdout + completed.stderr).strip().splitlines()[-10:])
-        raise ClusterError(f"'{_typed(arguments)}' failed, saying: {message or 'nothing'}")
+        raise ClusterError(f"'{typed}' failed, saying: {last_words(completed) or 'nothing'}")
     return completed
+
+
+def last_words(completed: subprocess.CompletedProcess[str]) -> str:
+    """The end of what a program has printed."""
+    return "\n".join((completed.stdout + completed.stderr).strip().splitlines()[-10:])
 
 
 def start(arguments: Sequence[str | Path], log: Path, environment: Mapping[str, str]) -> Daemon:
@@ -86,16 +103,15 @@ def wait_until(lacking: Callable[[], str], timeout: float, watched: Mapping[Path
     while missing := lacking():
         for log, daemon in (watched or {}).items():
             if daemon.poll() is not None:
-                raise ClusterError(
-                    f"waiting for {missing}: {log.stem} has ended; the end of its log {log}:\n{_tail(log)}"
-                )
+                tail = "\n".join(log.read_text(errors="replace").splitlines()[-5:])
+                raise ClusterError(f"waiting for {missing}: {log.stem} has ended; the end of its log {log}:\n{tail}")
         if time.monotonic() > deadline:
             raise ClusterError(f"waiting for {missing}: not within {timeout:g} s")
         time.sleep(POLL)
 
 
 def listing(directory: Path) -> Iterator[tuple[int, list[str]]]:
-    """Daemons of a cluster, with their command lines; any user may ask."""
+    """Daemons of a cluster, by pid, with their command lines; any user may ask."""
     links = f"{directory}/bin/"
     for pid in _pids():
         try:
@@ -104,21 +120,6 @@ def listing(directory: Path) -> Iterator[tuple[int, list[str]]]:
             continue  # it has ended
         if arguments and arguments[0].startswith(links):
             yield pid, arguments
-
-
-def marked(directory: Path, names: frozenset[str] = DAEMONS) -> list[int]:
-    """Daemons that were started for a cluster; only root sees them all."""
-    mark = f"{MARK}={directory}".encode()
-    pids = []
-    for pid in _pids():
-        try:
-            # Debian calls it slurmd-wlm; after an upgrade " (deleted)" follows.
-            name = re.split("[- ]", os.path.basename(os.readlink(f"/proc/{pid}/exe")))[0]
-            if name in names and mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
-                pids.append(pid)
-        except OSError:
-            continue  # it has ended, or is a kernel thread
-    return pids
 
 
 def inside(namespaces: set[Identity]) -> list[int]:
@@ -149,27 +150,12 @@ def end_all(find: Callable[[], list[int]], timeout: float = 15) -> int:
         if time.monotonic() > deadline:
             raise ClusterError(f"these processes do not end after SIGKILL: {' '.join(map(str, pids))}")
         for pid in pids:
-            _kill(pid)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         ended.update(pids)
         time.sleep(0.02)
     return len(ended)
 
 
-def _kill(pid: int) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
-
-
 def _pids() -> list[int]:
     return sorted(int(name) for name in os.listdir("/proc") if name.isdigit())
-
-
-def _typed(arguments: Sequence[str | Path]) -> str:
-    return " ".join(str(argument) for argument in arguments)
-
-
-def _tail(log: Path, lines: int = 5) -> str:
-    try:
-        return "\n".join(log.read_text(errors="replace").splitlines()[-lines:])
-    except OSError:
-        return ""

@@ -13,8 +13,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from .cluster import machine_lock
-from .errors import CannotHere, ClusterError
-from .processes import run
+from .processes import CannotHere, ClusterError, run
 
 # Debian's releases by the version of their Slurm.
 RELEASES = {"22.05": "bookworm", "24.11": "trixie"}

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 from .accounting import ACCOUNT
 from .cluster import Cluster
-from .errors import ClusterError, WrongInput
-from .processes import Daemon, run, wait_until
+from .processes import ClusterError, Daemon, WrongInput, run, wait_until
 
 RUN_ID = re.compile(r"[0-9a-hjkmnp-tv-z]{10}")
 
 
-@dataclass(frozen=True)
-class Job:
+class Job(NamedTuple):
     """A job as squeue lists it."""
 
     id: str
@@ -26,21 +24,13 @@ class Job:
     nodes: str
     name: str
 
-    @property
-    def array(self) -> str:
-        """The id of the whole array, of which the job may be a task."""
-        return self.id.partition("_")[0]
-
-    @property
-    def run_id(self) -> str:
-        """Of a run of slurmtrain, whose jobs are called <name>-<run id>; else empty."""
-        last = self.name.rpartition("-")[2]
-        return last if RUN_ID.fullmatch(last) else ""
-
     def is_meant_by(self, text: str) -> bool:
-        """Whether a person may call it that."""
-        own_name = self.name.removesuffix(f"-{self.run_id}") if self.run_id else self.name
-        return text in (self.name, own_name) or (self.run_id != "" and self.run_id.startswith(text))
+        """Whether a person may call it that: by its id, or as the job of a run, which is called <name>-<run id>."""
+        own_name, _, run_id = self.name.rpartition("-")
+        of_run = RUN_ID.fullmatch(run_id) is not None and (text == own_name or run_id.startswith(text))
+        # A few digits are a job's id.
+        of_run = of_run and (not text.isdecimal() or text == run_id)
+        return of_run or text in (self.id, self.id.partition("_")[0], self.name)
 
 
 @dataclass(frozen=True)
@@ -84,7 +74,8 @@ def wait_for_nodes(
             # It answers, but Slurm had given it up.
             if node.state.startswith("down") and not node.is_lost:
                 resume(cluster, name)
-        return ", ".join(f"{name}, which is {node.state}" for name, node in waiting.items())
+        listed = ", ".join(f"{name}, which is {node.state}" for name, node in waiting.items())
+        return f"{listed} (a firewall of this machine must accept what comes from 10.57.0.0/16)" if listed else ""
 
     wait_until(lacking, timeout, watched)
 
@@ -99,11 +90,6 @@ def resume(cluster: Cluster, node: str) -> None:
     run(["scontrol", "update", f"nodename={node}", "state=resume"], environment=cluster.environment, check=False)
 
 
-def job_counts(cluster: Cluster) -> dict[str, int]:
-    """How many jobs are in each state."""
-    return dict(Counter(job.state for job in jobs(cluster)))
-
-
 def jobs(cluster: Cluster) -> list[Job]:
     """All jobs that wait or run. The name comes last, since it may hold anything."""
     listed = _ask(cluster, "squeue", "-h", "-a", "-o", "%i|%T|%P|%N|%j")
@@ -115,18 +101,13 @@ def jobs(cluster: Cluster) -> list[Job]:
 def find_running(cluster: Cluster, text: str) -> Job:
     """The one running job that is meant: by its id, or as the job of a run."""
     listed = jobs(cluster)
-    by_id = re.fullmatch(r"\d+(_\d+)?", text) is not None and not RUN_ID.fullmatch(text)
-    meant = [job for job in listed if (text in (job.id, job.array) if by_id else job.is_meant_by(text))]
-    running = [job for job in meant if job.state == "RUNNING"]
+    running = [job for job in listed if job.state == "RUNNING" and job.is_meant_by(text)]
     if len(running) == 1:
         return running[0]
     if running:
         raise WrongInput(f"'{text}' can mean several jobs: {', '.join(f'{job.id} ({job.name})' for job in running)}")
-    if meant:
-        job = meant[0]
-        raise WrongInput(f"job {job.id} ({job.name}) is {job.state}: only a running job has nodes to lose")
-    names = ", ".join(f"{job.id} ({job.name})" for job in listed if job.state == "RUNNING") or "none"
-    raise WrongInput(f"'{text}' is no job and no run that is running; running: {names}")
+    names = ", ".join(f"{job.id} ({job.name}), {job.state}" for job in listed) or "none"
+    raise WrongInput(f"'{text}' is no job and no run that is running; there are {names}")
 
 
 def preempt(cluster: Cluster, job: Job, seconds: int) -> str:
@@ -136,12 +117,11 @@ def preempt(cluster: Cluster, job: Job, seconds: int) -> str:
     before = _job_facts(cluster, job.id)
     if before.get("PreemptTime", "None") != "None":
         raise WrongInput(f"job {job.id} ({job.name}) is being preempted already")
-    count = before.get("NumNodes", "1")
     options = {
         "partition": "ondemand",
         "account": ACCOUNT,
         "job-name": "preempt",
-        "nodes": count,
+        "nodes": before.get("NumNodes", "1"),
         "nodelist": job.nodes,
         "time": str(seconds // 60 + 2),
         "chdir": "/",
@@ -151,19 +131,19 @@ def preempt(cluster: Cluster, job: Job, seconds: int) -> str:
     arguments = [f"--{key}={value}" for key, value in options.items()]
     submitted = run(["sbatch", "--parsable", "--exclusive", *arguments], environment=cluster.environment)
     other = submitted.stdout.strip()
+
+    def lacking() -> str:
+        now = _job_facts(cluster, job.id)
+        # It has begun, or was over before we looked.
+        gone = now != {} and any(now.get(key) != before.get(key) for key in ("JobState", "PreemptTime", "Restarts"))
+        return "" if gone else f"the preemption of job {job.id}"
+
     try:
-        wait_until(
-            lambda: "" if _has_to_go(before, _job_facts(cluster, job.id)) else f"the preemption of job {job.id}", 90
-        )
+        wait_until(lacking, 90)
     except ClusterError:
         run(["scancel", other], environment=cluster.environment, check=False)
         raise
     return other
-
-
-def _has_to_go(before: dict[str, str], now: dict[str, str]) -> bool:
-    """Whether the preemption has begun, or was over before we looked."""
-    return now != {} and any(now.get(key) != before.get(key) for key in ("JobState", "PreemptTime", "Restarts"))
 
 
 def _job_facts(cluster: Cluster, job: str) -> dict[str, str]:

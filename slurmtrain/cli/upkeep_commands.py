@@ -98,7 +98,7 @@ class Age(click.ParamType[int]):
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
         """The seconds that ``value`` stands for; a usage error names ``param`` in ``ctx``."""
-        from slurmtrain.model.query.fields import read_length
+        from slurmtrain.model.experiment.values import read_length
 
         seconds = read_length("0s" if value == "0" else str(value))
         if seconds is None:

@@ -124,7 +124,7 @@ def _fill_in(phrase: str, groups: Sequence[str]) -> str:
 
 # --- who wrote a line, and when -----------------------------------------------------------------------------------
 
-_ISO = re.compile(r"(?<!\d)(\d{4})-(\d\d)-(\d\d)[T ](\d\d):(\d\d):(\d\d)(?:[.,](\d{1,9}))?(Z|[+-]\d\d:?\d\d)?(?![\d:])")
+_ISO = re.compile(r"(?<!\d)\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?(?![\d:])")
 # glog, which torch uses: severity, month (one or two digits) and day, time; no year.
 _GLOG = re.compile(r"(?:^|[\[\s:])[IWEF](\d{1,2})(\d\d) (\d\d):(\d\d):(\d\d)\.(\d{1,9})")
 
@@ -139,12 +139,8 @@ def time_of(line: str, near: float, zone: tzinfo = UTC) -> float | None:
     """
     try:
         if match := _ISO.search(line[:_REACH]):
-            offset = match[8]
-            if offset:
-                zone = UTC if offset == "Z" else datetime.strptime(offset, "%z").tzinfo or zone
-            year, month, day, hour, minute, second = map(int, match.groups()[:6])
-            written = datetime(year, month, day, hour, minute, second, tzinfo=zone)
-            return written.timestamp() + float(f"0.{match[7] or 0}")
+            written = datetime.fromisoformat(match[0].replace(",", "."))
+            return (written if written.tzinfo else written.replace(tzinfo=zone)).timestamp()
         if match := _GLOG.search(line[:_REACH]):
             about = datetime.fromtimestamp(near, zone)
             # Around New Year, the line may be from the year before or after the year of ``near``.

@@ -138,34 +138,30 @@ class Scalar:
 
 def whole_number(minimum: int, maximum: int | None = None, why: str = "") -> Scalar:
     """A whole number from ``minimum`` to ``maximum``; ``why`` explains the bounds in the message for another number."""
-    bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+    return _number("whole number", "integer", minimum, maximum, why)
 
-    def parse(value: object) -> int:
+
+def finite_number(minimum: float, maximum: float | None = None) -> Scalar:
+    """A finite number from ``minimum`` to ``maximum``."""
+    return _number("number", "number", minimum, maximum)
+
+
+def _number(noun: str, json_type: str, minimum: float, maximum: float | None, why: str = "") -> Scalar:
+    bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+    # Not isfinite(), which raises OverflowError for a whole number that no float can hold.
+    most = sys.float_info.max if maximum is None else maximum
+
+    def parse(value: object) -> Any:
         # True is an int to Python, and "yes" is True to YAML.
-        if isinstance(value, bool) or not isinstance(value, int):
-            raise expected("a whole number", value)
-        if value < minimum or (maximum is not None and value > maximum):
-            raise ValueError(f"expected a whole number {bounds}, found {value}{f': {why}' if why else ''}")
+        is_right = isinstance(value, int) if json_type == "integer" else isinstance(value, int | float)
+        if isinstance(value, bool) or not is_right:
+            raise expected(f"a {noun}", value)
+        if not minimum <= value <= most:  # type: ignore[operator]
+            raise ValueError(f"expected a {noun} {bounds}, found {value}{f': {why}' if why else ''}")
         return value
 
     limits = {"minimum": minimum} | ({} if maximum is None else {"maximum": maximum})
-    return Scalar(f"whole number {bounds}", parse, schema={"type": "integer", **limits})
-
-
-def finite_number(minimum: float, maximum: float = sys.float_info.max) -> Scalar:
-    """A finite number from ``minimum`` to ``maximum``."""
-    bounds = f"of at least {minimum:g}" if maximum == sys.float_info.max else f"from {minimum:g} to {maximum:g}"
-
-    def parse(value: object) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float):
-            raise expected("a number", value)
-        # Not isfinite(), which raises OverflowError for a whole number that no float can hold.
-        if not minimum <= value <= maximum:
-            raise ValueError(f"expected a number {bounds}, found {value}")
-        return value
-
-    limits = {"minimum": minimum} | ({} if maximum == sys.float_info.max else {"maximum": maximum})
-    return Scalar(f"number {bounds}", parse, schema={"type": "number", **limits})
+    return Scalar(f"{noun} {bounds}", parse, schema={"type": json_type, **limits})
 
 
 def text(name: str = "text", check: Callable[[str], object] | None = None) -> Scalar:

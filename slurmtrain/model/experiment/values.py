@@ -13,12 +13,7 @@ from slurmtrain.model.experiment.launcher import split_command
 from slurmtrain.model.urls import has_url_password
 from slurmtrain.model.written import WrittenNumber
 
-_DURATION = re.compile(
-    r"(?:(?P<days>\d+)-(?P<dh>\d{1,2})(?::(?P<dm>\d{1,2})(?::(?P<ds>\d{1,2}))?)?"
-    r"|(?P<h>\d+):(?P<m>\d{1,2}):(?P<s>\d{1,2})"
-    r"|(?P<mm>\d+):(?P<ss>\d{1,2})"
-    r"|(?P<minutes>\d+))"
-)
+_DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
 _WRITE_TIME = 'write it in quotes, for example "12:00:00" or "2-12"'
 
 
@@ -41,32 +36,37 @@ def parse_duration(value: object) -> int:
         match = _DURATION.fullmatch(value.strip())
         if match is None:
             raise ValueError(f"{value!r} is not a time; {_WRITE_TIME}")
-        part = {name: int(digits) for name, digits in match.groupdict().items() if digits is not None}
-        seconds = (
-            part.get("days", 0) * 86400
-            + (part.get("dh", 0) + part.get("h", 0)) * 3600
-            + (part.get("dm", 0) + part.get("m", 0) + part.get("mm", 0) + part.get("minutes", 0)) * 60
-            + part.get("ds", 0) + part.get("s", 0) + part.get("ss", 0)
-        )  # fmt: skip
+        days, *parts = match.groups()
+        counts = [int(part) for part in parts if part is not None]
+        # Behind days come hours; without days one number, or the first of two, is minutes.
+        units = (3600, 60, 1) if days or len(counts) == 3 else (60, 1)
+        seconds = int(days or 0) * 86400 + sum(count * unit for count, unit in zip(counts, units, strict=False))
     if seconds <= 0:
         raise ValueError(f"expected a time above zero, found {value!r}")
     return seconds
 
 
-_SPAN = re.compile(r"(\d{1,6})\s*([smh])")
+_LENGTH = re.compile(r"(?=[0-9])(?:(\d{1,9})w)?(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII)
+_SECONDS = (7 * 86400, 86400, 3600, 60, 1)
+
+
+def read_length(text: str) -> int | None:
+    """Seconds from a length of time such as ``2w``, ``90s`` or ``1h30m``; None if it is none."""
+    match = _LENGTH.fullmatch(text)
+    if match is None:
+        return None
+    return sum(int(count) * unit for count, unit in zip(match.groups(), _SECONDS, strict=True) if count)
 
 
 def parse_span(value: object, most: int | None = None) -> int:
-    """Seconds from ``90s``, ``10m`` or ``2h``, or from what :func:`parse_duration` reads. Raises ValueError.
+    """Seconds from what :func:`read_length` or :func:`parse_duration` reads, such as ``10m``. Raises ValueError.
 
     Args:
         value: The value.
         most: How many there may be; None: any number.
     """
-    match = _SPAN.fullmatch(value.strip()) if isinstance(value, str) else None
-    if match is not None:
-        seconds = int(match[1]) * {"s": 1, "m": 60, "h": 3600}[match[2]]
-    else:
+    seconds = read_length(value.replace(" ", "")) if isinstance(value, str) else None
+    if seconds is None:
         try:
             seconds = parse_duration(value)
         except ValueError:

@@ -16,7 +16,7 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from slurmtrain.errors import QueryError
-from slurmtrain.model.experiment.values import parse_duration, parse_size
+from slurmtrain.model.experiment.values import parse_duration, parse_size, read_length
 from slurmtrain.model.written import WrittenNumber
 
 # A run as the JSON has it. Fields may be computed when they are read.
@@ -195,8 +195,6 @@ def _sortable(value: Any) -> float | str | None:
 _NUMBER = re.compile(r"[+-]?(?:[0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:[eE][+-]?[0-9]+)?")
 # So many digits still fit into a float, and int() refuses very long texts.
 _WHOLE = re.compile(r"[+-]?[0-9]{1,300}")
-_LENGTH = re.compile(r"(?=[0-9])(?:(\d{1,9})w)?(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?", re.ASCII)
-_SECONDS = (7 * 86400, 86400, 3600, 60, 1)
 _MOMENT = re.compile(
     r"(\d{4}-\d\d-\d\d)(?:[T ](\d\d:\d\d)(?::(\d\d)(\.\d{1,6})?)?)?(Z|[+-]\d\d:?\d\d)?", re.ASCII | re.IGNORECASE
 )
@@ -218,14 +216,6 @@ def read_number(text: str) -> float | None:
         except ValueError:
             continue
     return None
-
-
-def read_length(text: str) -> int | None:
-    """Seconds from a length of time such as ``2w``, ``90s`` or ``1h30m``; None if it is none."""
-    match = _LENGTH.fullmatch(text)
-    if match is None:
-        return None
-    return sum(int(count) * unit for count, unit in zip(match.groups(), _SECONDS, strict=True) if count)
 
 
 def number_of(value: Any) -> float | None:

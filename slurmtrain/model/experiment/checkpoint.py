@@ -157,9 +157,7 @@ BEST = "best"
 _WORDS = re.compile(r"(?P<run>[^:\s]+)(?::(?P<step>[^:\s]+))?")
 
 
-def _check_run(name: str) -> None:
-    if re.search(r"[:\s]", name):
-        raise ValueError(f"{name!r} is not RUN, RUN:STEP or RUN:best")
+_check_run = kinds.matching(r"[^:\s]*", "{!r} is not RUN, RUN:STEP or RUN:best")
 
 
 def _read_step(value: object) -> int | str:

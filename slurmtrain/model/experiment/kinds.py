@@ -15,6 +15,7 @@ all mistakes of a file.
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
@@ -138,15 +139,15 @@ class Scalar:
 
 def whole_number(minimum: int, maximum: int | None = None, why: str = "") -> Scalar:
     """A whole number from ``minimum`` to ``maximum``; ``why`` explains the bounds in the message for another number."""
-    return _number("whole number", "integer", minimum, maximum, why)
+    return _bounded_number("whole number", "integer", minimum, maximum, why)
 
 
 def finite_number(minimum: float, maximum: float | None = None) -> Scalar:
     """A finite number from ``minimum`` to ``maximum``."""
-    return _number("number", "number", minimum, maximum)
+    return _bounded_number("number", "number", minimum, maximum)
 
 
-def _number(noun: str, json_type: str, minimum: float, maximum: float | None, why: str = "") -> Scalar:
+def _bounded_number(noun: str, json_type: str, minimum: float, maximum: float | None, why: str = "") -> Scalar:
     bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
     # Not isfinite(), which raises OverflowError for a whole number that no float can hold.
     most = sys.float_info.max if maximum is None else maximum
@@ -193,6 +194,17 @@ def _quote_hint(value: object, check: Callable[[str], object] | None) -> str:
     except ValueError:
         return ""
     return f"; write {line}" if is_line else "; put it in quotes"
+
+
+def matching(pattern: str | re.Pattern[str], problem: str) -> Callable[[object], None]:
+    """A check that raises ValueError for what does not match as a whole, with this ``problem``; ``{!r}``: the value."""
+    compiled = re.compile(pattern)
+
+    def check(value: object) -> None:
+        if not isinstance(value, str) or not compiled.fullmatch(value):
+            raise ValueError(problem.format(value))
+
+    return check
 
 
 def choice(*words: str, meant: Mapping[str, str] = MappingProxyType({})) -> Scalar:

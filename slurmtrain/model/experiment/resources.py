@@ -126,11 +126,7 @@ def _divide_gpus(value: object) -> object:
     return value
 
 
-def _check_type(name: str) -> None:
-    if not _NAME.fullmatch(name):
-        raise ValueError(f"expected a type of GPUs as your site calls it, such as h100, found {name!r}")
-
-
+_check_type = kinds.matching(_NAME, "expected a type of GPUs as your site calls it, such as h100, found {!r}")
 Gpus = Annotated[int, kinds.Scalar("whole number of at least 0, or with a type, such as `h100:4`", _parse_count)]
 GpuType = Annotated[str, kinds.text("type of GPU", _check_type)]
 

@@ -391,10 +391,10 @@ CSV_SUFFIXES, JSON_SUFFIXES = (".csv", ".tsv"), (".jsonl", ".ndjson")
 _SUFFIXES = (*CSV_SUFFIXES, *JSON_SUFFIXES)
 
 
-def _check_file(text: str) -> None:
-    """Raise ValueError unless the name of the file tells its format."""
-    if not text.lower().endswith(_SUFFIXES):
-        raise ValueError(f"expected a file that ends in {', '.join(_SUFFIXES)}, found {text!r}")
+_check_file = kinds.matching(
+    rf"(?is).*(?:{'|'.join(map(re.escape, _SUFFIXES))})",
+    f"expected a file that ends in {', '.join(_SUFFIXES)}, found {{!r}}",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ strategies, and is refused with the others.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Annotated, ClassVar
@@ -50,20 +50,11 @@ def may_be(mixed: MixedPrecision, precision: str) -> bool:
     return mixed in (precision, AUTO) if isinstance(mixed, str | None) else precision in mixed.values()
 
 
-def _named(right: str) -> Callable[[str], None]:
-    """A check that a name is not blank; ``right``: a name's meaning."""
-
-    def check(name: str) -> None:
-        if not name.strip():
-            raise ValueError(f"expected {right}, found a blank text")
-
-    return check
-
-
+_BLANK = "expected {}, found a blank text"
+_check_hardware = kinds.matching(r"(?s).*\S.*", _BLANK.format("a part of the name of a GPU, 'CPU', or 'default'"))
+_check_module = kinds.matching(r"(?s).*\S.*", _BLANK.format("the name of a module"))
 _FOR_ALL = kinds.choice(BF16, FP16, AUTO)
-_BY_HARDWARE = kinds.Entries(
-    kinds.choice(BF16, FP16, FP32), "mapping", _named("a part of the name of a GPU, 'CPU', or 'default'")
-)
+_BY_HARDWARE = kinds.Entries(kinds.choice(BF16, FP16, FP32), "mapping", _check_hardware)
 
 
 class MixedPrecisionKind:
@@ -356,9 +347,9 @@ class StrategySpec:
 
     mesh: MeshSpec | None = None
     """How the processes are arranged, such as `{dp: 2, tp: 4}`; null: one dimension."""
-    plan: Annotated[
-        Mapping[str, str], kinds.Entries(kinds.choice(*STYLES), "mapping", _named("the name of a module"))
-    ] = field(default_factory=dict)
+    plan: Annotated[Mapping[str, str], kinds.Entries(kinds.choice(*STYLES), "mapping", _check_module)] = field(
+        default_factory=dict
+    )
     """With tensor parallelism: how modules are divided, by their names, where `*` stands for one part:
     `{blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}`; if empty, that of the model itself, its `tensor_plan`.
     `colwise`: by output features. `rowwise`: by input features, such as a `colwise` layer before it has. `colwise_rep`:

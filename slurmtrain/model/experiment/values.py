@@ -148,7 +148,6 @@ def _parse_amount(value: object, quantity: str, examples: str, per: int) -> int:
 
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Parameters are recorded, so a false alarm stops a submission: only names that end in such a word are refused.
 _SECRET_PARAM = re.compile(
     r"(?:^|[_.-])(?:pass(?:word|wd|phrase)?|secrets?|tokens?|credentials?|(?:api|access|private|secret|auth)_?keys?)$"
@@ -189,10 +188,10 @@ def is_secret_param(name: str) -> bool:
     return bool(_SECRET_PARAM.search(name))
 
 
-def check_variable_name(name: object) -> None:
-    """Raise ValueError unless this can name an environment variable."""
-    if not isinstance(name, str) or not _VARIABLE.fullmatch(name):
-        raise ValueError(f"{name!r} cannot name an environment variable")
+check_variable_name = kinds.matching(r"[A-Za-z_][A-Za-z0-9_]*", "{!r} cannot name an environment variable")
+check_check_name = kinds.matching(_NAME, "{!r} cannot name a check")
+# Linux's names have at most 15 characters; =, ^ and the comma have a meaning in NCCL_SOCKET_IFNAME.
+check_interface = kinds.matching(r"[^\s/=^,]{1,15}", "{!r} cannot be an interface name; write for example auto or eth0")
 
 
 def check_param_name(name: object, noun: str = "parameter") -> None:
@@ -206,12 +205,6 @@ def check_param_name(name: object, noun: str = "parameter") -> None:
         raise ValueError(f"expected a name, found {kinds.type_name(name)} ({name!r}); put it in quotes")
     if re.search(r"[.=\s\[\]{}$]", name):
         raise ValueError(f"a {noun}'s name cannot hold blanks, '.', '=', '$' or brackets")
-
-
-def check_check_name(name: object) -> None:
-    """Raise ValueError unless this can name a preflight check of the user's own."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError(f"{name!r} cannot name a check")
 
 
 # More than any cluster has: rooms that place ranks go through all nodes of a run.
@@ -377,13 +370,6 @@ def compile_pattern(text: str) -> re.Pattern[str]:
         return re.compile(text)
     except (re.error, RecursionError, OverflowError) as error:
         raise ValueError(f"{text!r} is not a regular expression: {error}") from None
-
-
-def check_interface(name: str) -> None:
-    """Raise ValueError unless this can name a network interface."""
-    # Linux's names have at most 15 characters; =, ^ and the comma have a meaning in NCCL_SOCKET_IFNAME.
-    if not re.fullmatch(r"[^\s/=^,]{1,15}", name):
-        raise ValueError(f"{name!r} cannot be an interface name; write for example auto or eth0")
 
 
 _LINE = kinds.Scalar("line of shell", read_setup_line, is_text=True)

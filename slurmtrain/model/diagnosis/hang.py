@@ -43,11 +43,10 @@ class Phase(IntEnum):
     @property
     def label(self) -> str:
         """Its name in journals and JSON."""
-        return _LABELS.get(self, self.name.lower())
+        # Journals that already exist call the last phase "done".
+        return "done" if self is Phase.LEFT else self.name.lower()
 
 
-# Journals that already exist call the last phase "done".
-_LABELS = {Phase.LEFT: "done"}
 _PHASES = {phase.label: phase for phase in Phase}
 
 

@@ -136,12 +136,10 @@ def link_target(path: str, target: str, root: str) -> str:
     """
     place = posixpath.normpath(posixpath.join(root, posixpath.dirname(path), target))
     inside = place == root or place.startswith(f"{root.rstrip('/')}/")
-    if not inside:
-        return place if not target.startswith("/") else target
-    if not target.startswith("/"):
+    if inside != target.startswith("/"):
         return target
     # Relative, so that it leads into the copy: as an absolute path it would lead into the repository.
-    return posixpath.relpath(place, posixpath.join(root, posixpath.dirname(path)))
+    return posixpath.relpath(place, posixpath.join(root, posixpath.dirname(path))) if inside else place
 
 
 def path_in_word(word: str) -> Iterator[tuple[str, str]]:

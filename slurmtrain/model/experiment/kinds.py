@@ -15,6 +15,7 @@ all mistakes of a file.
 
 from __future__ import annotations
 
+import math
 import re
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -149,15 +150,15 @@ def finite_number(minimum: float, maximum: float | None = None) -> Scalar:
 
 def _bounded_number(noun: str, json_type: str, minimum: float, maximum: float | None, why: str = "") -> Scalar:
     bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+    is_whole = json_type == "integer"
     # Not isfinite(), which raises OverflowError for a whole number that no float can hold.
-    most = sys.float_info.max if maximum is None else maximum
+    most = maximum if maximum is not None else math.inf if is_whole else sys.float_info.max
 
     def parse(value: object) -> Any:
         # True is an int to Python, and "yes" is True to YAML.
-        is_right = isinstance(value, int) if json_type == "integer" else isinstance(value, int | float)
-        if isinstance(value, bool) or not is_right:
+        if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
             raise expected(f"a {noun}", value)
-        if not minimum <= value <= most:  # type: ignore[operator]
+        if not minimum <= value <= most:
             raise ValueError(f"expected a {noun} {bounds}, found {value}{f': {why}' if why else ''}")
         return value
 

@@ -297,7 +297,7 @@ class _Reader:
             if isinstance(listed, sweep_values.RandomValues):
                 self._drawn[name] = listed
             elif listed is not None:
-                yield _Factor(listed.count, lambda: ({name: each} for each in _each(value, listed, (name,))))
+                yield _together({name: (value, listed, (name,))})
 
     def _claim(self, key: str, at: KeyPath) -> bool:
         """Whether nothing else in the sweep varies the key."""
@@ -355,15 +355,7 @@ class _Reader:
             shown = ", ".join(f"{key} has {length}" for key, length in lengths.items())
             self._report(at, f"keys that vary together need equally many values: {shown}")
         elif len(columns) == len(group):
-            size = next(iter(lengths.values()))
-            rows = {key: (group[key], listed, (*at, key)) for key, listed in columns.items()}
-            yield _Factor(
-                size,
-                lambda: (
-                    dict(zip(rows, row, strict=True))
-                    for row in zip(*(_each(*column) for column in rows.values()), strict=True)
-                ),
-            )
+            yield _together({key: (group[key], listed, (*at, key)) for key, listed in columns.items()})
 
     def _points(self, name: str) -> Iterator[tuple[int, Point]]:
         """The mappings from keys to values in a list, with their indices."""
@@ -415,6 +407,17 @@ class _Reader:
 
 def _equal(first: Point, other: Point) -> bool:
     return first.keys() == other.keys() and all(_same(first[key].value, other[key].value) for key in first)
+
+
+def _together(columns: Mapping[str, tuple[Any, sweep_values.ListedValues, KeyPath]]) -> _Factor:
+    """Keys that vary together: what is written for each, its values, equally many of each, and its place."""
+    size = next(listed.count for _, listed, _ in columns.values())
+
+    def points() -> Iterator[Point]:
+        for row in zip(*(_each(*column) for column in columns.values()), strict=True):
+            yield dict(zip(columns, row, strict=True))
+
+    return _Factor(size, points)
 
 
 def _each(value: Any, listed: sweep_values.ListedValues, at: KeyPath) -> Iterator[Swept]:

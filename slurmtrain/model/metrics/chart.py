@@ -92,7 +92,7 @@ def make_chart(metric: str, series: Sequence[Series], view: View) -> Chart:
     unit, seconds = next((name, size) for name, size, least in _UNITS if span >= least or size == 1.0)
     divisor = seconds if view.by_time else 0.0
     traces = [
-        Trace(each.label, _drawn(each.curve.kept, each, view, divisor), list(_faint(each, view, divisor)))
+        Trace(each.label, _outlined(each.curve.kept, each, view, divisor), list(_faint(each, view, divisor)))
         for each in series
     ]
     marks: list[float] = []
@@ -104,7 +104,7 @@ def make_chart(metric: str, series: Sequence[Series], view: View) -> Chart:
     return Chart(metric, unit if view.by_time else "step", traces, marks, view.log)
 
 
-def _drawn(points: Points, series: Series, view: View, divisor: float) -> list[Line]:
+def _outlined(points: Points, series: Series, view: View, divisor: float) -> list[Line]:
     """The lines of some ``points``; ``divisor``: seconds of the time axis' unit, 0 for steps."""
     values: Sequence[float] = points.values
     if view.log:
@@ -116,16 +116,16 @@ def _drawn(points: Points, series: Series, view: View, divisor: float) -> list[L
 def _faint(series: Series, view: View, divisor: float) -> Iterator[Line]:
     """The lines of bounds, and of what was superseded: one for each time that the run was rolled back."""
     for bound in series.bounds:
-        yield from _drawn(bound, series, view, divisor)
+        yield from _outlined(bound, series, view, divisor)
     part = Points()
     for row in series.curve.superseded.rows():
         # Steps of one rollback increase: where they do not, the points of the next one begin.
         if len(part) and row[1] <= part.steps[-1]:
-            yield from _drawn(part, series, view, divisor)
+            yield from _outlined(part, series, view, divisor)
             part = Points()
         part.append(*row)
     if len(part):
-        yield from _drawn(part, series, view, divisor)
+        yield from _outlined(part, series, view, divisor)
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:

@@ -138,22 +138,16 @@ def candidate_networks(
     for node, own in addresses.items():
         for candidate in own.candidates:
             owners[candidate.address].add(node)
-    # Addresses that several nodes have are bridges of containers, which lead to no other node.
-    excluded = [
-        ExcludedAddress(
-            node=node,
-            interface=candidate.interface,
-            address=candidate.address,
-            reason=f"{len(owners[candidate.address])} nodes have this address",
-        )
-        for node, own in addresses.items()
-        for candidate in own.candidates
-        if len(owners[candidate.address]) > 1
-    ]
-    usable = {
-        node: [candidate for candidate in own.candidates if len(owners[candidate.address]) == 1]
-        for node, own in addresses.items()
-    }
+    excluded = []
+    usable: dict[int, list[Candidate]] = {node: [] for node in addresses}
+    for node, own in addresses.items():
+        for each in own.candidates:
+            # Addresses that several nodes have are bridges of containers, which lead to no other node.
+            if (count := len(owners[each.address])) > 1:
+                why = f"{count} nodes have this address"
+                excluded.append(ExcludedAddress(node=node, interface=each.interface, address=each.address, reason=why))
+            else:
+                usable[node].append(each)
     networks: dict[tuple[str, ...], Network] = {}
     for name, members in _guesses(addresses, usable):
         if len(members) == len(addresses):

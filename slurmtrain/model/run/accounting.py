@@ -445,10 +445,8 @@ def mean_gpus(resources: Mapping[str, Any]) -> float:
 
 def merged(old: Tally, new: Tally) -> Tally:
     """The larger of both for each sum: of an ``old`` and a ``new`` tally of one run."""
-    return {
-        place: {
-            name: max(old.get(place, {}).get(name, 0.0), new.get(place, {}).get(name, 0.0))
-            for name in {**old.get(place, {}), **new.get(place, {})}
-        }
-        for place in {**old, **new}
-    }
+    result = {place: dict(sums) for place, sums in old.items()}
+    for place, sums in new.items():
+        largest = result.setdefault(place, {})
+        largest.update({name: max(total, largest.get(name, 0.0)) for name, total in sums.items()})
+    return result

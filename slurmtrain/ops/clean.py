@@ -50,7 +50,7 @@ _SUBMISSIONS = "submissions"
 KINDS = {
     "logs": "logs of runs that ended",
     "jobs": "pickles and batch scripts of runs that ended",
-    "copies": "copies of code in which no script has changed anything",
+    "copies": "copies of code without changes by a script",
     "code": "snapshots of code that no plan names",
     "arrays": "job arrays of runs that ended",
     "caches": "caches of runs that are gone",

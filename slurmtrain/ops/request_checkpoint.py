@@ -82,7 +82,7 @@ def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
     )
     newest = run.newest
     if run.state != "running" or newest is None:
-        saved = f"its newest checkpoint is that of step {run.checkpoint.step}" if run.checkpoint else "it has none"
+        saved = f"its newest checkpoint is of step {run.checkpoint.step}" if run.checkpoint else "it has none"
         raise RunBusy(f"run {run.id} is {run.state}, and only one that trains can save; {saved}")
     hint = f"'slurmtrain logs {run.id}' shows how far it is"
     if not _has_journaled(workspace, run.id, newest, SessionStarted):

@@ -364,7 +364,7 @@ def _plan_all(
             mistakes.add(("name",), f"the run cannot be named after the file ({error}); set 'name'")
     for key in sweep.search.space if sweep.search is not None else ():
         if recorded_value(key, None) is not None:
-            mistakes.add(("sweep", key), "the values of a search are recorded, which those of secrets must not be")
+            mistakes.add(("sweep", key), "the values of a search are recorded, and secrets must not be")
     # After a mistake one run is enough to find the mistakes in the rest of the spec.
     points = [sweep.first()] if mistakes else sweep.expand()
     varying = varying_keys(points)

@@ -86,7 +86,7 @@ def test_a_run_goes_on_from_an_earlier_step_and_keeps_the_later_checkpoints_asid
     aside = Path(parent["dir"]) / "checkpoints.before-attempt-2"
     assert [path.name for path in aside.iterdir()] == ["step-20"]
     refused = site.call("resume", parent["id"], "--step", "13", code=2)
-    assert "has no checkpoint of step 13; there are those of step" in refused.stderr
+    assert "has no checkpoint of step 13; its steps are" in refused.stderr
 
 
 def test_a_run_that_waits_for_another_begins_with_its_last_checkpoint(base: tuple[Site, dict[str, Any]]) -> None:

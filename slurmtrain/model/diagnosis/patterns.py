@@ -22,7 +22,7 @@ class Pattern:
 
     ``role``: one of the above. ``needles``: every such line contains one of these texts; plain searches for them are
     far faster than the ``expression``, which is tried only on lines that contain one; empty: a needle is enough.
-    ``cause`` and ``fix`` are phrases in which ``{1}`` stands for the first group of the expression, and so on.
+    ``cause`` and ``fix`` are phrases; ``{1}`` stands for the first group of the expression, and so on.
     """
 
     name: str
@@ -102,7 +102,7 @@ PATTERNS: tuple[Pattern, ...] = (
             "use an address without brackets, or have the name added to DNS or to /etc/hosts of the nodes",
             r"network addresses of \((.+?), \d+\) cannot be retrieved \(gai error: (-?\d+)"),
     Pattern("no-route", ROOT, ("No route to host", "errno: 113"),
-            "an address in another network, to which there is no route", _IFNAME),
+            "an address in another network, and there is no route to it", _IFNAME),
     Pattern("port-taken", ROOT,
             ("EADDRINUSE", "errno: 98", "Address already in use", "server socket has failed to listen"),
             "the port is in use", "let slurmtrain choose the port (no MASTER_PORT in env), or end what uses it"),
@@ -203,7 +203,7 @@ PATTERNS: tuple[Pattern, ...] = (
     Pattern("obsolete", NOTE, ("is deprecated; use TORCH_NCCL",), "{1} has no effect", "remove it, or set {2}",
             r"(\w+) is deprecated; use (TORCH_NCCL\w*)"),
     Pattern("import", ROOT, ("ModuleNotFoundError", "ImportError"),
-            "the environment on the node differs from that of the login node",
+            "the environment on the node differs from the login node's",
             "activate it in setup, or put it on a file system that all nodes see",
             r"ModuleNotFoundError: No module named '?([\w.]+)|ImportError: .*\.so"),
 )  # fmt: skip

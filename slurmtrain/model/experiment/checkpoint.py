@@ -200,7 +200,7 @@ VERIFY = ("hashes", "sizes")
 # Keys that have no effect on a script that saves by itself, and what the script does instead.
 _UP_TO_THE_SCRIPT = {
     "every": "decides when to save",
-    "keep": "deletes what it no longer needs",
+    "keep": "deletes files that it no longer needs",
     "verify": "verifies what it loads",
     "quota": "limits the space that they take",
 }

@@ -225,7 +225,7 @@ class OomSpec:
     ) = None
     """As long as that is not above this. null: it gets no more memory."""
     accumulation: Annotated[int, _factor(whole=True)] | None = None
-    """If the memory of a GPU did not suffice, or that of a node and it gets no more: it is started again with so many
+    """If a GPU's memory did not suffice, or a node's and it gets no more: it is started again with so many
     times its `resources.accumulation`. null: it fails."""
     max_accumulation: Annotated[int, kinds.whole_number(2)] = 16
     """As long as that is not above this; then it fails."""
@@ -244,7 +244,7 @@ def oom_conflicts(oom: OomSpec | None, resources: ResourcesSpec) -> Iterator[str
         return
     mem = resources.mem
     if oom.at_most is not None and resources.components:
-        yield "'oom.at_most' raises 'resources.mem', of which each component has its own: leave it out"
+        yield "'oom.at_most' raises 'resources.mem', but each component has its own: leave it out"
     elif oom.at_most is not None and mem is None:
         yield "'oom.at_most' lets it raise 'resources.mem': set 'resources.mem', such as '4GB', too"
     elif oom.at_most is not None and mem == 0:
@@ -363,7 +363,7 @@ def check_plugin_name(name: str) -> None:
     """Raise ValueError unless this can name a tracker of another package."""
     check_param_name(name, "tracker")
     if name in _OWN:
-        raise ValueError(f"{name} is slurmtrain's own tracker: its settings are those of 'tracking.{name}'")
+        raise ValueError(f"{name} is slurmtrain's own tracker: its settings stand under 'tracking.{name}'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -406,7 +406,7 @@ class ScriptMetricsSpec:
     each line of rank 0's log. The groups `step` and `total` are no metrics: they are the finished steps, and how many
     there will be; `step` alone is enough."""
     file: Annotated[str, kinds.text("path", _check_file)] | None = None
-    """A file to which the script appends a line for each step: `.csv` or `.tsv` with a header, or `.jsonl`; relative to
+    """The script appends a line to this file for each step: `.csv` or `.tsv` with a header, or `.jsonl`; relative to
     `workdir`; `{run_dir}` and `{checkpoint_dir}` are filled in. Its columns are the metrics."""
     step: Annotated[str, kinds.text("regular expression, or column")] | None = None
     """With `pattern`: a regular expression whose one group is the number of finished steps, in the same lines or in

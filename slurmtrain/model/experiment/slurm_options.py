@@ -248,7 +248,7 @@ def check_log(pattern: str) -> None:
     if "j" not in letters and not {"A", "a"} <= letters:
         stem, dot, suffix = pattern.rpartition(".")
         name = f"{stem}-%j.{suffix}" if dot and stem and "/" not in suffix else f"{pattern}-%j"
-        raise ValueError(f"{pattern!r} is that of every run, since it lacks the job's id; write {name}")
+        raise ValueError(f"{pattern!r} is the same for every run, since it lacks the job's id; write {name}")
 
 
 def fill_log(pattern: str, facts: Mapping[str, str]) -> str:

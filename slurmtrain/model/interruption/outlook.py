@@ -136,7 +136,7 @@ def requeue_findings(cluster: Cluster, job: JobFacts) -> Iterator[SiteFinding]:
         yield REQUEUE_DISABLED
         return
     if not cluster.job_requeue:
-        text = "JobRequeue=0: jobs are not requeued unless they ask for it; those of slurmtrain do (--requeue)"
+        text = "JobRequeue=0: jobs are not requeued unless they ask for it, as slurmtrain's do (--requeue)"
         yield SiteFinding("ok", "JobRequeue", text)
     # An elastic job rarely needs a requeue, so the delay is not worth mentioning.
     if cluster.requeue_delay_s > CRED_EXPIRE_S and not job.elastic:
@@ -311,7 +311,7 @@ def slurm_cases(
         after = f"the others continue in the same job as long as enough of them are left, else Slurm {again}"
     gone = f"the node is gone without notice, and the work since the last checkpoint is lost; {after}"
     cancelled = (
-        f"SIGKILL follows SIGTERM after {format_span(cluster.kill_wait_s)} (KillWait), in which it saves; only "
+        f"SIGKILL follows SIGTERM after {format_span(cluster.kill_wait_s)} (KillWait), and it saves meanwhile; only "
         "`slurmtrain resume` starts it again"
     )
     starts, delay_s = ("agent", 0.0) if job.elastic else ("slurm", cluster.requeue_delay_s)

@@ -165,7 +165,7 @@ def _choose_reference(
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """The clocks that were measured, compared with a ``reference`` on which the ``agreeing`` nodes agree."""
+    """The clocks that were measured, compared with the ``reference`` of the ``agreeing`` nodes."""
 
     measured: Mapping[int, ClockOffset]
     reference: _Span

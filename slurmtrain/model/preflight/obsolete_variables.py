@@ -68,7 +68,7 @@ def describe_obsolete(environ: Mapping[str, str]) -> list[str]:
     others = sorted(name for name in environ if name.startswith("RDMAV_") and name not in OBSOLETE)
     return [
         *(f"{name} {OBSOLETE[name]}." for name in present),
-        *(f"{name} should not be set; leave it out, NCCL and libfabric know what they need." for name in others),
+        *(f"{name} should not be set; leave it out, NCCL and libfabric choose by themselves." for name in others),
     ]
 
 

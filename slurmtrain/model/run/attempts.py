@@ -132,7 +132,7 @@ def number_attempts(attempts: Mapping[str, Attempt], facts: Mapping[str, Attempt
     return numbered
 
 
-# Kinds of events that an attempt lists, with their times, and kinds of which it has the last one; each with its field.
+# Kinds of events that an attempt lists with their times, and kinds whose last event it has; each with its field.
 _LISTS = {
     "passed_over": "passed_over", "restart": "restarts", "hang": "hangs", "hang_limit": "raised_limits",
     "straggler": "stragglers", "shares": "shares",

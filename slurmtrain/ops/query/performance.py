@@ -36,7 +36,7 @@ _CPU_USE = "cpu_utilization_percentage"
 _REASONS = {
     "steps_per_second": "it takes two finished steps that a session, slurmtrain.progress() or tracking.metrics reports",
     "samples_per_second": "run.loader() and run.share() count samples",
-    "epoch_seconds": "the samples of an epoch are those of a run.loader()",
+    "epoch_seconds": "the samples of an epoch are known from run.loader() alone",
     "memory_bytes": "ranks note it as they end, if they have a session or call slurmtrain.progress()",
     "utilization": "nodes note it every 15 s while they train, unless tracking.system_metrics is false",
 }

@@ -43,9 +43,9 @@ def choose_checkpoints(workspace: Workspace, run: Run, step: int | None, *, to: 
     if (path := place / checkpoint_name(step)) in published:
         return [path]
     steps = ", ".join(str(checkpoint_step(path.name)) for path in reversed(published[:_SHOWN]))
-    newest = "the newest are" if len(published) > _SHOWN else "there are"
+    newest = "its newest steps are" if len(published) > _SHOWN else "its steps are"
     aside = "; it was damaged and moved aside" if step in map(damaged_step, (path.name for path in damaged)) else ""
-    raise NoCheckpoint(f"run {run.id} has no checkpoint of step {step}{aside}; {newest} those of step {steps}")
+    raise NoCheckpoint(f"run {run.id} has no checkpoint of step {step}{aside}; {newest} {steps}")
 
 
 def refuse_external(directory: RunDir, run: Run, why: str) -> None:
@@ -115,7 +115,7 @@ def choose_own(run: Run, own: Sequence[ExternalCheckpoint], step: int | None, *,
     chosen = [each for each in own if step is None or each.step == step]
     if not chosen:
         steps = ", ".join(str(each.step) for each in own[:_SHOWN] if each.step is not None) or "unknown steps"
-        raise NoCheckpoint(f"run {run.id} has no checkpoint of step {step}; the newest are those of step {steps}")
+        raise NoCheckpoint(f"run {run.id} has no checkpoint of step {step}; its newest steps are {steps}")
     return chosen
 
 

@@ -335,7 +335,7 @@ def _move(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
 def _describe_failure(run_ids: Sequence[str], error: SlurmtrainError) -> str:
     more = f" and {len(run_ids) - 1} more" if len(run_ids) > 1 else ""
     return (
-        f"the job of run {run_ids[0]}{more} could not be put behind those of the runs that it starts after ({error}): "
+        f"the job of run {run_ids[0]}{more} could not be put behind the jobs of earlier runs ({error}): "
         "if it starts too early, it goes back into the queue"
     )
 

@@ -126,7 +126,7 @@ class _DrillPlan:
         # Runs could resume from each other's checkpoints, or overwrite the user's.
         if pattern is not None and not pattern.startswith(("{checkpoint_dir}", "{run_dir}")):
             raise UserError(
-                f"checkpoint.glob ({pattern}) finds checkpoints of any run, and those of a drill must be separate: "
+                f"checkpoint.glob ({pattern}) finds checkpoints of any run, and a drill's must be separate: "
                 "begin the pattern with {checkpoint_dir}, and have the script save there"
             )
         # A fault that is named twice is tried once; the command line's order is kept.

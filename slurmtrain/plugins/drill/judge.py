@@ -223,7 +223,7 @@ def _judge_stop(verdict: FaultVerdict, facts: DrillFacts, findings: Findings) ->
             f"its ranks ended after {verdict.stopped_s:.0f} s instead of within {verdict.allowed_s:.0f} s",
             "make saves faster (docs/checkpoint-interval.md), or ask the site for a longer GraceTime"
             if fault.announced
-            else "see 'slurmtrain show' for what it waited for",
+            else "see 'slurmtrain show' for the reason why it waited",
         )
     if verdict.cause not in (None, "completed", *fault.causes):
         findings.add(
@@ -322,7 +322,7 @@ def judge_baseline(baseline: Baseline, pattern: str | None, half_written: Sequen
         why = f"; of what matches, {half_written[0]}" if half_written else ""
         findings.add(
             f"it left no complete checkpoint that checkpoint.glob ({pattern}) matches{why}",
-            "have the script save to {checkpoint_dir} and the pattern match what it saves (docs/scripts.md)",
+            "have the script save to {checkpoint_dir} and the pattern match its files (docs/scripts.md)",
         )
     elif pattern is not None:
         last = baseline.saves[-1]

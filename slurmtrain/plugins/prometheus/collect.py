@@ -336,8 +336,8 @@ def _declared_families() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
         f"The part of gpu_seconds that trained nothing that was kept, {_KINDS}",
         (*_PLACE, "kind"),
     )
-    yield "tracker_unsent_runs", GAUGE, "Runs of which a tracker lacks something that is known", ()
-    yield "tracker_failing_runs", GAUGE, "Runs of which a tracker could take nothing the last time", ("tracker",)
+    yield "tracker_unsent_runs", GAUGE, "Runs with facts that a tracker lacks", ()
+    yield "tracker_failing_runs", GAUGE, "Runs that a tracker refused the last time", ("tracker",)
     yield "tracker_sent_timestamp_seconds", GAUGE, "When something was last sent to a tracker", ()
     yield "scheduler_up", GAUGE, "Whether Slurm answered the last question; absent if it was not asked", ()
     yield "collection_timestamp_seconds", GAUGE, "When these metrics were collected", ()

@@ -57,7 +57,7 @@ from slurmtrain.system.interpreter import CHECKPOINT_FORMATS, load_plugin
 from slurmtrain.system.owned_files import check_owner, open_readable, read_readable
 
 OTHER = Other()
-# Tried in this order, after those of trainers, whose directories contain files of these.
+# Tried in this order, after the formats of trainers, whose directories contain files of these.
 _PLAIN: tuple[Format, ...] = (DcpDirectory(), SafetensorsFiles(), TorchFiles(), OTHER)
 # A larger JSON file holds no state of a trainer.
 _LIMIT_BYTES = 1 << 24
@@ -65,7 +65,7 @@ _LIMIT_BYTES = 1 << 24
 
 @functools.cache
 def _of_trainers() -> Mapping[str, Format]:
-    """The formats of trainers by name, in the order in which they are tried: a plug-in, loaded when it is asked for."""
+    """The formats of trainers by name, in the order in which they are tried: a plug-in, loaded when it is needed."""
     return {each.NAME: each for each in load_plugin(CHECKPOINT_FORMATS, "trainers")}
 
 

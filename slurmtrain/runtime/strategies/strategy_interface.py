@@ -482,7 +482,7 @@ def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
 def _check_plain(model: nn.Module) -> None:
     """Raise StrategyError if the ``model`` is distributed or compiled already, or has no values yet."""
     if compiled_module(model) is not None:
-        raise StrategyError("run.parallelize() takes the model before torch.compile: compile what it returns")
+        raise StrategyError("run.parallelize() takes the model before torch.compile: compile the returned model")
     wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel
     is_divided = is_sharded(model) or any(isinstance(parameter, DTensor) for parameter in model.parameters())
     if isinstance(model, wrappers) or is_divided or _pipeline_of(model) is not None:

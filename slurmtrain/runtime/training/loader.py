@@ -480,8 +480,8 @@ def _check_dataset(dataset: Any, batch_size: int, ranks: int, options: Mapping[s
         raise DataError(f"the batch_size of run.loader() is a positive whole number, not {batch_size!r}")
     if batch_size < ranks:
         raise DataError(
-            f"the batch_size of run.loader() is that of a step, of all processes together, and {batch_size} is too few "
-            f"for {ranks} processes: raise it, or take fewer processes (resources.nodes, resources.procs_per_node)"
+            f"the batch_size of run.loader() counts a step's samples on all processes together, and {batch_size} is "
+            f"too few for {ranks} processes: raise it, or take fewer (resources.nodes, resources.procs_per_node)"
         )
     if not len(dataset):
         raise DataError("the dataset of run.loader() is empty")

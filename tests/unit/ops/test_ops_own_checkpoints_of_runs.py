@@ -100,7 +100,7 @@ def test_verify_names_what_an_incomplete_one_lacks(workspace: Workspace, run: Ru
         "bad",
         "ckpt-20.pt is not whole: it is cut off: the archive has no directory at its end",
     )
-    with pytest.raises(NoCheckpoint, match="no checkpoint of step 7; the newest are those of step 20"):
+    with pytest.raises(NoCheckpoint, match="no checkpoint of step 7; its newest steps are 20"):
         verify(workspace, run.id, step=7)
 
 

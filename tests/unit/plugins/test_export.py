@@ -192,7 +192,7 @@ def test_the_newest_is_exported_or_the_one_of_a_step(workspace: Workspace, run: 
     older = export(workspace, run.id, tmp_path / "older.pt", step=10)
     assert [load(one.to)["0.bias"][0].item() for one in (newest, older)] == [20.0, 10.0]
     assert older.checkpoint == run.checkpoints / "step-10"
-    with pytest.raises(NoCheckpoint, match="no checkpoint of step 15; there are those of step 10, 20"):
+    with pytest.raises(NoCheckpoint, match="no checkpoint of step 15; its steps are 10, 20"):
         export(workspace, run.id, tmp_path / "x.pt", step=15)
 
 

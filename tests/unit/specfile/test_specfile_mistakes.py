@@ -82,7 +82,7 @@ def test_a_line_that_is_not_yaml_is_told_as_one_that_is_accepted(
         ("name: a/b\n", "2", "name",
          "'a/b' cannot name a run: '/' cannot be used; it consists of letters, digits, '.', '_' and '-'"),
         ("tracking: {plugins: {csv: {dir: x}}}\n", "2", "tracking.plugins.csv",
-         "csv is slurmtrain's own tracker: its settings are those of 'tracking.csv'"),
+         "csv is slurmtrain's own tracker: its settings stand under 'tracking.csv'"),
         ("launcher: nodes\n", "2", "launcher",
          "expected one of ranks, node, none, found 'nodes'; did you mean 'node'?"),
         ("checkpoint:\n  keep: 3\n  glob: '*.pt'\n  every: {steps: 5}\n", "4", "checkpoint.glob",

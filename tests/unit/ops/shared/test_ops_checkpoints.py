@@ -32,13 +32,13 @@ def test_checkpoints_are_chosen_by_their_step(workspace: Workspace, training: Ru
 
 def test_a_step_that_is_not_there_is_told_with_those_that_are(workspace: Workspace, training: RunDir) -> None:
     checkpoint_files.set_aside(training.checkpoints / "step-20")
-    with pytest.raises(NoCheckpoint, match=r"no checkpoint of step 25; there are those of step 10, 30, 40$"):
+    with pytest.raises(NoCheckpoint, match=r"no checkpoint of step 25; its steps are 10, 30, 40$"):
         verify(workspace, training.id, step=25)
-    with pytest.raises(NoCheckpoint, match="step 20; it was damaged and moved aside; there are"):
+    with pytest.raises(NoCheckpoint, match="step 20; it was damaged and moved aside; its steps are"):
         verify(workspace, training.id, step=20)
     for step in range(100, 120):
         shutil.copytree(training.checkpoints / "step-10", training.checkpoints / f"step-{step}")
-    with pytest.raises(NoCheckpoint, match=r"the newest are those of step 110, 111, .*, 119$"):
+    with pytest.raises(NoCheckpoint, match=r"its newest steps are 110, 111, .*, 119$"):
         verify(workspace, training.id, step=25)
 
 

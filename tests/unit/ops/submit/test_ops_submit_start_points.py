@@ -90,7 +90,7 @@ def test_programs_begin_runs_with_checkpoints_too(
     ("word", "error", "message"),
     [
         ("nobody", RunNotFound, "there is no run 'nobody'"),
-        ("{id}:15", NoCheckpoint, r"no checkpoint of step 15; there are those of step 10, 20, 30, 40"),
+        ("{id}:15", NoCheckpoint, r"no checkpoint of step 15; its steps are 10, 20, 30, 40"),
         ("{id}:best", UserError, "it has no 'checkpoint.keep.best'; name a step"),
     ],
 )

@@ -346,7 +346,7 @@ class Stream(IterableDataset[int]):
         ({"dataset": []}, "is empty"),
         ({"batch_size": 0}, "a positive whole number, not 0"),
         ({"batch_size": 2.5}, "a positive whole number, not 2.5"),
-        ({"batch_size": 1}, "of all processes together, and 1 is too few for 2 processes: raise it"),
+        ({"batch_size": 1}, "on all processes together, and 1 is too few for 2 processes: raise it"),
         ({"batch_size": 24, "drop_last": True}, "has 23 samples, too few for a batch of 24"),
         ({"sampler": [1]}, "takes no 'sampler'"),
         ({"generator": torch.Generator()}, "takes no 'generator': give it a seed"),

@@ -204,5 +204,9 @@ def _run(arguments: list[str]) -> int:
             sentence = str(error)
             if not isinstance(error, SlurmtrainError):
                 sentence = f"{describe_os_error_at(error)}; --debug shows where"
-            output.echo(*(f"error: {line}" for line in sentence.rstrip("\n").split("\n")), err=True)
+            # After an empty line, there may be the text of a file to write.
+            message, empty, to_write = sentence.rstrip("\n").partition("\n\n")
+            output.echo(*(f"error: {line}" for line in message.split("\n")), err=True)
+            if empty:
+                output.echo("", *to_write.split("\n"), err=True)
         return error.exit_code if isinstance(error, SlurmtrainError) else 1

@@ -1,4 +1,4 @@
-"""What to write instead: of a value that is a mistake, and of a script where a spec belongs.
+"""What to write instead: of a value that is a mistake, and of a script that is given where a spec belongs.
 
 A proposed value is one that the spec would be accepted with.
 """
@@ -13,9 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.experiment.kinds import KeyPath, Section, read_all
+from slurmtrain.model.experiment.command_words import in_shell
+from slurmtrain.model.experiment.kinds import Entries, Items, KeyPath, Nullable, Section, keys_of, read_all
+from slurmtrain.model.experiment.launcher import NODE, choose_launcher
+from slurmtrain.model.experiment.slurm_options import SBATCH, advice_on, long_option
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.experiment.values import value_at
+from slurmtrain.model.experiment.values import check_command, value_at
+from slurmtrain.specfile.overrides import SCHEMA
 from slurmtrain.system.yaml_file import parse_value, write_yaml
 
 # How messages say what to write instead.
@@ -23,28 +27,61 @@ _NAMED = re.compile(
     r"\b(?:write|use|did you mean|put it in quotes|keep one of|leave|remove|belongs (?:under|at)|set|pass it|give it"
     r"|goes into|the keys here are)\b|expected one of "
 )
-# Larger specs, and further mistakes, get none: the spec is read again for each try.
-_MOST_CHARACTERS = 50_000
-MOST_MISTAKES = 50
+# Messages that say which values are right, but not which one is meant.
+_BOUNDS = re.compile(r"of at least |from \d+ to |true or false|number of at least ")
+# Values of keys whose kinds have no example.
+_EXAMPLES: Mapping[KeyPath, object] = {
+    ("command",): "python train.py",
+    ("name",): "exp-1",
+    ("params",): {"lr": 0.1},
+    ("env",): {"NAME": "value"},
+    ("slurm",): {"partition": "gpu"},
+    ("after",): ["pretrain"],
+    ("start_from", "run"): "pretrain",
+    ("strategy", "density"): 0.01,
+    ("resources", "components", "0"): {"nodes": 1},
+    ("tracking", "metrics", "pattern"): r"loss=(?P<loss>\S+)",
+    ("tracking", "metrics", "file"): "{run_dir}/metrics.csv",
+    ("checkpoint", "keep", "best", "metric"): "loss",
+    ("checkpoint", "step"): r"step(\d+)",
+}
+# What reading a large spec again for each of many mistakes would take.
+_MOST_CHARACTERS, _MOST_MISTAKES = 50_000, 50
+_ABSENT = object()
 
 
-def add_proposal(message: str, at: KeyPath, spec: Mapping[str, Any]) -> str:
-    """The message about a mistake, with what to write instead; most messages say it themselves.
+class Proposals:
+    """Finds what to write instead of the values of a spec that are mistakes.
 
-    Args:
-        message: The message.
-        at: The key that it is about.
-        spec: Plain data, interpolated.
+    Most messages say it themselves. For the others, what may be meant is tried in the spec, then examples of what the
+    key takes, and whether it can be left out.
     """
-    if _NAMED.search(message) or len(repr(spec)) > _MOST_CHARACTERS:
-        return message
-    before = _mistakes_in(spec)
-    for each in _repairs(value_at(spec, at)):
-        after = _mistakes_in(_with(spec, at, each))
-        # What conflicts with other keys is a mistake of its own.
-        if (at, message) not in after and not any(path[: len(at)] == at for path, _ in after - before):
+
+    def __init__(self, spec: Mapping[str, Any]) -> None:
+        """``spec``: plain data, interpolated."""
+        self._spec = spec
+        self._left = _MOST_MISTAKES if len(repr(spec)) <= _MOST_CHARACTERS else 0
+
+    def add_to(self, message: str, at: KeyPath) -> str:
+        """The message about a mistake at a key, with what to write instead."""
+        if _NAMED.search(message) or not self._left:
+            return message
+        # Also where nothing is found: trying is what takes the time.
+        self._left -= 1
+        before = _mistakes_in(self._spec)
+
+        def is_right(value: object) -> bool:
+            after = _mistakes_in(_with(self._spec, at, value))
+            # What conflicts with other keys is a mistake of its own.
+            return (at, message) not in after and not any(path[: len(at)] == at for path, _ in after - before)
+
+        for each in filter(is_right, _repairs(value_at(self._spec, at))):
             return f"{message}; write {_flow(each)}"
-    return message
+        if _BOUNDS.search(message):
+            return message
+        for each in filter(is_right, _examples_for_key(at)):
+            return f"{message}; write for example {_flow(each)}"
+        return f"{message}; leave it out" if is_right(_ABSENT) else message
 
 
 def _mistakes_in(spec: object) -> set[tuple[KeyPath, str]]:
@@ -56,15 +93,21 @@ def _flow(value: object) -> str:
     return write_yaml(value, flow=True).split("\n")[0]
 
 
+def _parsed(text: str) -> object:
+    """The value of a text in YAML; None if it is not YAML."""
+    with contextlib.suppress(ValueError):
+        return parse_value(text)
+    return None
+
+
 def _repairs(value: object) -> Iterator[object]:
     """What somebody may have meant who wrote a value, the likeliest first."""
     if isinstance(value, str):
         text = value.strip()
         if span := re.fullmatch(r"(\d+)\s*(?:-|:|\.\.|to)\s*(\d+)", text):
             yield {"min": int(span[1]), "max": int(span[2])}
-        with contextlib.suppress(ValueError):
-            if not isinstance(parsed := parse_value(text), str):
-                yield parsed
+        if not isinstance(parsed := _parsed(text), str):
+            yield parsed
         yield from (text.lower(), re.split(r"\s*[,\s]\s*", text), re.sub(r"[^A-Za-z0-9._-]+", "-", text).strip("-._"))
     elif isinstance(value, bool):
         yield from (str(value).lower(), {"enabled": value})
@@ -79,20 +122,73 @@ def _repairs(value: object) -> Iterator[object]:
         yield [value]
 
 
+def _examples_for_key(at: KeyPath) -> Iterator[object]:
+    """Values that a key may have."""
+    # Items of a list are alike.
+    item = tuple("0" if key.isdecimal() else key for key in at)
+    if item in _EXAMPLES:
+        yield _EXAMPLES[item]
+    if at in SCHEMA:
+        yield from _examples_of(SCHEMA[at])
+    elif len(at) > 1 and isinstance(kind := SCHEMA.get(at[:-1]), Items | Entries):
+        yield from _examples_of(kind.kind)
+    yield from ("text", 1)
+
+
+def _examples_of(kind: Any) -> Iterator[object]:
+    kind = kind.kind if isinstance(kind, Nullable) else kind
+    yield from map(_parsed, re.findall(r"`([^`]+)`", kind.text))
+    if number := re.search(r"at least (\d+)", kind.text):
+        yield max(1, int(number[1]))
+    if isinstance(kind, Items):
+        yield from ([each] for each in _examples_of(kind.kind))
+        yield []
+    elif isinstance(kind, Entries):
+        yield from ({"name": each} for each in _examples_of(kind.kind))
+        yield {}
+    elif isinstance(kind, Section):
+        for name, key in keys_of(kind.cls).items():
+            if not key.required:
+                yield {name: key.kind.write(key.default)}
+            yield from ({name: each} for each in _examples_of(key.kind))
+
+
 def _with(data: Any, at: KeyPath, value: object) -> Any:
-    """A copy of the data with another value at a key."""
+    """A copy of the data with another value at a key, or without that key."""
     if not at:
         return value
     key, *below = at
     if isinstance(data, list) and key.isdecimal() and int(key) < len(data):
-        return [*data[: int(key)], _with(data[int(key)], tuple(below), value), *data[int(key) + 1 :]]
+        inner = _with(data[int(key)], tuple(below), value)
+        return [*data[: int(key)], *([] if inner is _ABSENT else [inner]), *data[int(key) + 1 :]]
     section = dict(data) if isinstance(data, Mapping) else {}
-    return {**section, key: _with(section.get(key), tuple(below), value)}
+    inner = _with(section.get(key), tuple(below), value)
+    section.pop(key, None) if inner is _ABSENT else section.__setitem__(key, inner)
+    return section
 
 
 _DIRECTIVE = re.compile(r"^#SBATCH\s+(.*)$", re.MULTILINE)
+# Options that correspond to a key of the spec.
+_KEYS = {
+    "chdir": "workdir",
+    "cpus-per-task": "resources.cpus_per_proc",
+    "gpus-per-node": "resources.gpus_per_node",
+    "job-name": "name",
+    "mem": "resources.mem",
+    "nodes": "resources.nodes",
+    "output": "log",
+    "ntasks-per-node": "resources.procs_per_node",
+    "time": "resources.time",
+}
+_GPUS = re.compile(r"'resources\.gpus_per_node: ([^']+)'")
 # What runs scripts, by their suffix.
 _SCRIPTS = {".py": "python", ".sh": "bash"}
+# A line that trains, and its command without what starts that on each node.
+_TRAINS = re.compile(
+    r"(?:(?:exec|time|(?:\S*/)?(?:srun|mpirun))\s(?:.*?\s)?)?"
+    r"(?P<command>(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|uv|conda)\s.*)"
+)
+_OF_SHELL = re.compile(r"[$`|&;<>~*]")
 
 
 def check_is_spec(path: Path, text: str) -> None:
@@ -104,7 +200,80 @@ def check_is_spec(path: Path, text: str) -> None:
         interpreter = _SCRIPTS.get(path.suffix) or ("python" if "python" in text.partition("\n")[0] else "bash")
         command = f"'command: {shlex.join([interpreter, str(path)])}'"
         raise PathError(f"{path} is a script; a spec is a YAML file with a line such as {command}")
+    spec = path.with_suffix(".yaml")
     raise PathError(
-        f"{path} is a batch script of sbatch; a spec is a YAML file: what runs is its 'command', the lines before that "
-        "are its 'setup', and options of sbatch stand under 'slurm' and 'resources' (docs/spec.md)"
+        f"{path} is a batch script of sbatch; a spec is a YAML file: write this into {spec}, and see its effect with "
+        f"'slurmtrain render {spec}':\n\n{_as_spec(text, str(path))}"
     )
+
+
+def _as_spec(text: str, name: str) -> str:
+    """The YAML of a spec that says what a batch script does, as far as its lines are of a kind that can be told."""
+    spec = _script_command(text, name)
+    rest = []
+    for option, value in _directives(text):
+        advice = advice_on(SBATCH, option, value, None)
+        if option in _KEYS:
+            spec = _with(spec, tuple(_KEYS[option].split(".")), _value_of(option, value))
+        elif match := _GPUS.search(advice or ""):
+            spec = _with(spec, ("resources", "gpus_per_node"), parse_value(match[1]))
+        elif advice == "":
+            spec = _with(spec, ("slurm", option.replace("-", "_")), value)
+        else:
+            rest.append(f"# not translated: --{option}{'' if value is True else f'={value}'}: {advice or 'unknown'}\n")
+    # What cannot be a value of its key is left out: the whole must be a spec.
+    # Several times, since a key that is gone may bring up another mistake.
+    for _ in _KEYS:
+        for path, _ in read_all(Section(Spec), spec)[1]:
+            rest.append(f"# not translated: {'.'.join(path)}\n")
+            spec = _with(spec, path[:2], _ABSENT)
+    # In a command, ${NAME} would be an interpolation.
+    spec["command"] = spec["command"].replace("${", "\\${")
+    return write_yaml(spec) + "".join(dict.fromkeys(rest))
+
+
+def _directives(text: str) -> Iterator[tuple[str, str | bool]]:
+    """The options of a batch script's directives, by their long names."""
+    for match in _DIRECTIVE.finditer(text):
+        try:
+            words = shlex.split(match[1], comments=True)
+        except ValueError:  # quotes that do not match, which sbatch refuses
+            continue
+        while words:
+            typed = words.pop(0)
+            # The value may be the next word.
+            if "=" not in typed and words and not words[0].startswith("-"):
+                typed = f"{typed} {words.pop(0)}"
+            with contextlib.suppress(ValueError):
+                name, equals, value = long_option(SBATCH, typed).removeprefix("--").partition("=")
+                yield name, value if equals else True
+
+
+def _value_of(option: str, value: str | bool) -> object:
+    text = str(value)
+    if option == "mem" and text.isdecimal():
+        return f"{text}MB" if int(text) else 0
+    if option == "nodes" and (span := re.fullmatch(r"(\d+)-(\d+)", text)):
+        return {"min": int(span[1]), "max": int(span[2])}
+    if option == "job-name":
+        return re.sub(r"[^A-Za-z0-9._-]", "-", text)
+    return text if option in ("chdir", "mem", "output", "time") else parse_value(text)
+
+
+def _script_command(text: str, name: str) -> dict[str, Any]:
+    """The command of a script, which is its last line that trains, and the lines before it as ``setup``."""
+    lines = [line.strip() for line in text.replace("\\\n", " ").split("\n")]
+    lines = [line for line in lines if line and not line.startswith(("#", "set "))]
+    for index in reversed(range(len(lines))):
+        if match := _TRAINS.fullmatch(lines[index]):
+            command = " ".join(match["command"].split())
+            with contextlib.suppress(ValueError):
+                check_command(command)
+                is_shells = _OF_SHELL.search(command)
+                return {
+                    "command": in_shell(command) if is_shells else command,
+                    **({"launcher": NODE} if is_shells and choose_launcher(command) == NODE else {}),
+                    **({"setup": lines[:index]} if index else {}),
+                }
+            break
+    return {"command": shlex.join(["bash", name])}

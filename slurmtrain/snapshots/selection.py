@@ -139,9 +139,6 @@ def _list_code(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], Se
             inside = "" if workdir == root else f"{workdir.relative_to(root)}/"
             # Where git ignores the working directory itself, the repository around it is not what runs.
             if any(path.startswith(inside) for path in paths):
-                if operation := unfinished(root):
-                    state = f"is in the middle of {operation}; the snapshot has its files as they are now"
-                    notes.append(f"the repository {root} {state}")
                 if listing.absent:
                     absent = ", ".join(listing.absent)
                     cure = f"('git submodule update --init' in {root})"
@@ -312,14 +309,6 @@ def list_folder(root: Path, ignored: Callable[[str], bool]) -> Iterator[str]:
 
 _SUBMODULE = b"160000"
 _SHOWN_CONFLICTS = 3
-# What is in git's directory meanwhile (git status, wt-status.c).
-_UNFINISHED = {
-    "rebase-merge": "a rebase",
-    "rebase-apply": "a rebase",
-    "CHERRY_PICK_HEAD": "a cherry-pick",
-    "REVERT_HEAD": "a revert",
-    "MERGE_HEAD": "a merge",
-}
 # At most so many files that a commit lacks are named: a first commit, say, may lack any number.
 _MOST_ADDED = 1000
 
@@ -383,9 +372,8 @@ def _list_tree(root: Path, prefix: bytes, listing: Listing) -> None:
         paths = sorted({os.fsdecode(path) for path in conflicts})
         more = f" and {len(paths) - _SHOWN_CONFLICTS} more" if len(paths) > _SHOWN_CONFLICTS else ""
         raise UserError(
-            f"the repository {root} is in the middle of {unfinished(root) or 'a merge'}: "
-            f"{', '.join(paths[:_SHOWN_CONFLICTS])}{more} have conflicts; resolve them, or set 'code: none' to run "
-            "whatever is there when the job starts"
+            f"{', '.join(paths[:_SHOWN_CONFLICTS])}{more} in the repository {root} have conflicts of a merge; resolve "
+            "them, or set 'code: none' to run whatever is there when the job starts"
         )
     nested: list[bytes] = []
     for path in _git_lines(root, "ls-files", "-o", "--exclude-standard", "-z"):
@@ -421,15 +409,6 @@ def revisions(root: Path, repositories: Sequence[str]) -> Iterator[Revision]:
                 branch="" if branch == "HEAD" else branch,
                 added=[os.fsdecode(each) for each in added[:_MOST_ADDED]],
             )
-
-
-def unfinished(root: Path) -> str:
-    """What somebody is in the middle of in a work tree, such as ``a merge``; empty if that is nothing."""
-    git = root / ".git"
-    with contextlib.suppress(OSError):
-        if git.is_file():
-            git = root / git.read_text(errors="surrogateescape").removeprefix("gitdir:").strip()
-    return next((operation for name, operation in _UNFINISHED.items() if (git / name).exists()), "")
 
 
 def _git_lines(root: Path, *arguments: str) -> list[bytes]:

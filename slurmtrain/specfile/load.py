@@ -481,7 +481,7 @@ def _plan_one(
     plan, secrets = make_plan(
         spec, workdir=str(workdir), python=machine.python, template=template, experiment=machine.experiment
     )
-    mistakes.add_all(excesses(spec, plan.content))
+    mistakes.add_all(excesses(spec))
     return PlannedRun(plan, tuple(override.text for override in overrides), secrets)
 
 

@@ -126,22 +126,11 @@ _LONGEST = 128 << 10
 _TOTAL = 1 << 20
 # A batch script has at most 4 MB (MaxScriptSize); journals and trackers repeat the parameters.
 _SETUP, _PARAMS = 1 << 20, 4 << 20
-# Linux's longest path (PATH_MAX), for all other text: names, paths, patterns. An option of sbatch may list nodes.
-_TEXT, _OPTION = 4096, 64 << 10
-# For all other keys together, as JSON: commands read them, journals and trackers repeat them.
-_REST = 1 << 20
-# MLflow's limit for the names of params.
-_NAME = 250
-# Keys with limits of their own.
-_OWN = ("env", "command", "params", *SHELL_KEYS)
 _INSTEAD = "write it to a file, and name that file here"
 
 
-def excesses(spec: Spec, plain: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
-    """Keys whose values are too long for their use, each with a message.
-
-    ``plain``: the spec as plain data, which may lack the values of secrets.
-    """
+def excesses(spec: Spec) -> Iterator[tuple[KeyPath, str]]:
+    """Keys of a ``spec`` whose values are too long for their use, each with a message."""
     variables = {name: len(name.encode()) + _bytes_of(value) + 2 for name, value in spec.env.items()}
     for name, size in variables.items():
         if size > _LONGEST:
@@ -160,27 +149,6 @@ def excesses(spec: Spec, plain: Mapping[str, Any]) -> Iterator[tuple[KeyPath, st
     params = len(json.dumps(spec.params))
     if params > _PARAMS:
         yield ("params",), f"parameters can have {_PARAMS:,} characters as JSON, these have {params:,}; {_INSTEAD}"
-    longest = max(_param_names(spec.params), key=len, default="")
-    if len(longest) > _NAME:
-        yield (
-            ("params",),
-            f"a name can have {_NAME} characters, {longest[:20]}... has {len(longest):,}; shorten it",
-        )
-    rest = {key: value for key, value in plain.items() if key not in _OWN}
-    for path, text in texts_in(rest):
-        limit = _OPTION if path[0] == "slurm" else _TEXT
-        if len(text) > limit:
-            yield path, f"a text here can have {limit:,} characters, this has {len(text):,}; shorten it"
-    size = len(json.dumps(rest))
-    if size > _REST:
-        longest = max(rest, key=lambda key: len(json.dumps(rest[key])))
-        yield (longest,), f"all of this can have {_REST:,} characters as JSON, it has {size:,}; shorten it"
-
-
-def _param_names(params: object) -> Iterator[str]:
-    for name, value in params.items() if isinstance(params, Mapping) else ():
-        yield name
-        yield from _param_names(value)
 
 
 def _bytes_of(text: str) -> int:

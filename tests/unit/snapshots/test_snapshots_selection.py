@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from helpers.repositories import PYTHON, copied, git, paths, snapshot_of, source, write
 
-from slurmtrain.errors import NoSnapshot, PathError, UserError
+from slurmtrain.errors import NoSnapshot, PathError
 from slurmtrain.model.experiment.code import CodeSnapshot
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.runtime.code.code_copy import make_tree
@@ -28,67 +28,11 @@ def notes_on(root: Path) -> list[str]:
     return take(runs, source(root), PYTHON)[1]
 
 
-@pytest.fixture
-def branches(repo: Path) -> Path:
-    """A repository with a branch that changes another line of its script, and one that changes the same."""
-    for branch, path in (("same", "train.py"), ("other", "other.py")):
-        git(repo, "checkout", "--quiet", "-b", branch, "main")
-        write(repo, path, branch)
-        git(repo, "add", ".")
-        git(repo, "commit", "--quiet", "--message", branch)
-    git(repo, "checkout", "--quiet", "main")
-    write(repo, "train.py", "ours")
-    git(repo, "commit", "--quiet", "--all", "--message", "ours")
-    return repo
-
-
-@pytest.mark.parametrize(
-    ("command", "operation"),
-    [
-        (["merge", "same"], "a merge"),
-        (["rebase", "same"], "a rebase"),
-        (["cherry-pick", "same"], "a cherry-pick"),
-        (["revert", "main~1"], "a revert"),
-    ],
-)
-def test_conflicts_are_refused_with_what_they_are_from_and_what_to_do(
-    branches: Path, command: list[str], operation: str
-) -> None:
-    if command[0] == "revert":
-        # The first change of the script conflicts with the later one.
-        write(branches, "train.py", "later")
-        git(branches, "commit", "--quiet", "--all", "--message", "later")
-    with pytest.raises(subprocess.CalledProcessError):
-        git(branches, *command)
-    with pytest.raises(
-        UserError, match=rf"in the middle of {operation}: train\.py have conflicts; resolve them, or set"
-    ):
-        snapshot_of(branches)
-
-
-@pytest.mark.parametrize(
-    ("command", "operation"),
-    [
-        (["merge", "--quiet", "--no-commit", "--no-ff", "other"], "a merge"),
-        (["-c", "sequence.editor=sed -i s/^pick/edit/", "rebase", "--quiet", "-i", "main~1"], "a rebase"),
-        (["cherry-pick", "--no-commit", "other"], ""),
-    ],
-)
-def test_without_conflicts_an_unfinished_merge_or_rebase_is_taken_and_said(
-    branches: Path, command: list[str], operation: str
-) -> None:
-    git(branches, *command)
-    expected = f"the repository {branches} is in the middle of {operation}; the snapshot has its files as they are now"
-    assert notes_on(branches) == ([expected] if operation else [])
-
-
 def test_a_second_work_tree_has_a_snapshot_of_its_own(repo: Path) -> None:
     git(repo, "worktree", "add", "--quiet", "../tree")
     tree = repo.parent / "tree"
     write(tree, "train.py", "in the tree")
     assert (copied(tree) / "train.py").read_text() == "in the tree"
-    git(tree, "-c", "sequence.editor=sed -i s/^pick/edit/", "rebase", "--quiet", "-i", "--root", "--autostash")
-    assert "in the middle of a rebase" in notes_on(tree)[0]
 
 
 def test_a_bare_repository_is_taken_as_a_folder(repo: Path) -> None:

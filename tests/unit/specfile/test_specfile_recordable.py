@@ -10,7 +10,7 @@ import yaml
 from helpers.specfiles import BASE, SWEPT, Load, Mistakes, only_run
 
 from slurmtrain.errors import SpecError
-from slurmtrain.model.experiment.spec import read_spec, write_spec
+from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.specfile import SpecFile
 from slurmtrain.specfile.recordable import excesses, secret_in_shell
 
@@ -211,7 +211,7 @@ def refused(**keys: Any) -> list[tuple[str, ...]]:
     mistakes: list[str] = []
     spec = read_spec({"name": "n", "command": "c", **keys}, lambda _, message: mistakes.append(message))
     assert not mistakes
-    mistakes_of_length = list(excesses(spec, write_spec(spec)))
+    mistakes_of_length = list(excesses(spec))
     assert all(len(message) < 200 for _, message in mistakes_of_length)
     return [at for at, _ in mistakes_of_length]
 
@@ -231,15 +231,6 @@ def refused(**keys: Any) -> list[tuple[str, ...]]:
         ({"setup": ["x" * 1000] * 1000}, {"setup": ["x" * 1000] * 1100}, ("setup",)),
         ({"teardown": ["x" * 1000] * 1000}, {"teardown": ["x" * 1000] * 1100}, ("teardown",)),
         ({"params": {"x": ["f" * 100] * 9000}}, {"params": {"x": ["f" * 100] * 41_000}}, ("params",)),
-        ({"params": {"x": {"n" * 250: 1}}}, {"params": {"x": {"n" * 251: 1}}}, ("params",)),
-        ({"workdir": "w" * 4096}, {"workdir": "w" * 4097}, ("workdir",)),
-        ({"slurm": {"comment": "c" * 65_536}}, {"slurm": {"comment": "c" * 65_537}}, ("slurm", "comment")),
-        ({"code": {"exclude": ["a" * 500] * 1000}}, {"code": {"exclude": ["a" * 500] * 2200}}, ("code",)),
-        (
-            {"after": [f"before-{i}" for i in range(1000)]},
-            {"after": [f"{'b' * 58}{i:06}" for i in range(17_000)]},
-            ("after",),
-        ),
     ],
 )
 def test_a_value_is_refused_once_it_is_too_long(

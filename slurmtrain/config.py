@@ -131,6 +131,7 @@ def load_config(
         SpecError: With all mistakes of the first source that has any.
         PathError: A file cannot be read, or not be trusted.
     """
+    # Later sources override earlier ones, key by key.
     settings: dict[str, Any] = {}
     notes: list[str] = []
     project = _nearest(cwd, notes)
@@ -150,6 +151,7 @@ def load_config(
         mlflow_uri=settings.get("mlflow_uri"),
         shared_root=shared_root,
         notes=tuple(notes),
+        # Keys that no source has keep their defaults; 0 is a value.
         **{name: number(settings[name]) for name, number in _NUMBERS.items() if name in settings},
     )
 

@@ -39,6 +39,7 @@ def delete_command(workspace: Workspace, names: tuple[str, ...], forget: bool, y
         results = sum(run.results for run in runs.values())
         written = f" ({formatting.size(results)} written by scripts next to their code)" if results else ""
         target = f"{'everything' if forget else 'the files'} of {len(runs)} run(s){also}, {size}{written}"
+        # A script that deletes has to say that it means it.
         if not output.can_ask():
             unasked = "where there is no terminal to ask, that needs -y; nothing was deleted"
             raise UserError(f"this deletes {target}; {unasked}")

@@ -218,6 +218,7 @@ def _open_with(engine: sa.Engine, path: Path) -> sa.Engine:
         if _exists(path) and _tables_version(engine, path) == schema.VERSION:
             return engine
     except RegistryDamaged as error:
+        # Only a registry of ours is replaced without a word from the user.
         if _was_registry(path):
             raise
         cause = error.__cause__

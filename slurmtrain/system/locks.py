@@ -312,8 +312,16 @@ class LinkLock:
 
 
 def _take_link(folder: int, name: str, content: bytes) -> bool:
-    if _create_link(folder, name, content):
+    draft = _write_draft(folder, name, content)
+    try:
+        os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
         return True
+    except FileExistsError:
+        # It was this very link if the answer of an NFS server was lost and the request repeated (open(2), O_EXCL).
+        if os.stat(draft, dir_fd=folder).st_nlink == 2:
+            return True
+    finally:
+        os.unlink(draft, dir_fd=folder)
     present = _read_at(folder, name)
     holder = None if present is None else read_record(present)
     # None from alive(): it is on another machine.
@@ -337,19 +345,6 @@ def _take_link(folder: int, name: str, content: bytes) -> bool:
     finally:
         with contextlib.suppress(OSError):
             os.unlink(guard, dir_fd=folder)
-
-
-def _create_link(folder: int, name: str, content: bytes) -> bool:
-    """Create a file with this ``content``; False if one with this ``name`` exists. Raises OSError."""
-    draft = _write_draft(folder, name, content)
-    try:
-        os.link(draft, name, src_dir_fd=folder, dst_dir_fd=folder)
-    except FileExistsError:
-        # It was this very link if the answer of an NFS server was lost and the request repeated (open(2), O_EXCL).
-        return os.stat(draft, dir_fd=folder).st_nlink == 2
-    finally:
-        os.unlink(draft, dir_fd=folder)
-    return True
 
 
 def _write_draft(folder: int, name: str, content: bytes) -> str:

@@ -406,6 +406,7 @@ def collect(workspace: Workspace, counters: Counters, *, per_run: bool) -> Colle
         recent = set(list(index)[-_RECENT:]) | {run_id for run_id, row in index.items() if not row.settled}
         behind = sum(listed.mirrored is False for listed in observed.runs.fetch(recent).values())
         families["tracker_unsent_runs"].add(behind)
+        # A tracker with no failing run has 0, so that an alert ends.
         failing: dict[str, int] = {}
         for sent in workspace.store.sent(recent).values():
             for tracker, each in sent.items():
@@ -415,8 +416,10 @@ def collect(workspace: Workspace, counters: Counters, *, per_run: bool) -> Colle
         # It takes a lock to send something, which writes to its file.
         with contextlib.suppress(OSError):
             families["tracker_sent_timestamp_seconds"].add(workspace.root.tracking_lock.stat().st_mtime)
+    # Where Slurm was not asked, nothing is known of it.
     if observed.problems or workspace.scheduler.answered_at is not None:
         families["scheduler_up"].add(float(not observed.problems))
+    # Runs that have ended have no series of their own: there would be more with each run.
     if per_run:
         for listed in observed.runs.fetch([run_id for run_id, row in index.items() if not row.ended]).values():
             families.add_run(listed, counters.place_of(listed.id))

@@ -237,7 +237,9 @@ def metrics_command(
     if dashboard:
         output.verbatim(*read_dashboard().splitlines())
         return 0
+    # A program may call this every minute: Slurm is asked rarely.
     workspace = workspace.looking_again()
+    # By default, so that the runs of several users can be told apart.
     labels = {"user": user_name(os.geteuid()), **labels}
     # Before runs are read, which takes long the first time.
     if not as_json:
@@ -265,6 +267,7 @@ def _serve_metrics(workspace: Workspace, address: tuple[str, int], labels: dict[
     host, port = address
     if not is_loopback(host):
         output.warn([f"everybody who can connect to {host} can read the names and the state of these runs"])
+    # The sums of this process, which are brought up to date by each collection.
     counters = Counters()
 
     def collect_again() -> Collection:

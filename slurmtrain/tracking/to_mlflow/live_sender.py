@@ -194,6 +194,7 @@ class LiveSender:
             self.send()
             problem = ""
         except (RestError, TrackingError, PathError, RunUnreadable, OSError) as error:
+            # The agent waits for an answer, and starts the ranks without an MLflow run.
             if not self._has_begun:
                 self._begun("")
             problem = str(error)
@@ -203,6 +204,7 @@ class LiveSender:
             )
         elif self._problem and not problem:
             _report("metrics reach MLflow again")
+        # A server that is down for long is asked rarely.
         self._problem = problem
         self._failures = min(self._failures + 1, 10) if problem else 0
         busy_s = time.process_time() - began

@@ -301,6 +301,7 @@ class MlflowRuns:
                 if present:
                     created = present[0]
                 else:
+                    # What all runs of the sweep have in common: nothing may find the parent by the id of one.
                     tags = sending.lasting_tags(tracked.run, origin, tracked.plan.spec, "")
                     for name in (sending.RUN_TAG, "slurmtrain.plan_hash", "slurmtrain.sweep"):
                         tags.pop(name, None)

@@ -90,7 +90,10 @@ def gate(listener: socket.socket, target: Path, *, only_own: bool) -> Iterator[N
 
     def pass_on(connection: socket.socket) -> None:
         with contextlib.suppress(OSError), connection, socket.socket(socket.AF_UNIX) as server:
-            if only_own and not is_own(connection.getpeername()[:2], connection.getsockname()[:2], _tcp_lines()):
+            # There is no table of IPv6 where that is switched off.
+            tables = [Path(table).read_text(encoding="utf-8") for table in _TABLES if Path(table).exists()]
+            lines = [line for table in tables for line in table.splitlines()[1:]]
+            if only_own and not is_own(connection.getpeername()[:2], connection.getsockname()[:2], lines):
                 connection.sendall(_REFUSAL)
                 connection.shutdown(socket.SHUT_WR)
                 # What is closed before it was read is reset, and the refusal may be lost.
@@ -143,13 +146,6 @@ def is_own(peer: Endpoint, own: Endpoint, lines: Iterable[str]) -> bool:
         if ends == (_plain_address(peer[0]), _plain_address(own[0])):
             return fields[3] == _ESTABLISHED and int(fields[7]) == os.geteuid() and fields[9] != _NO_INODE
     return False
-
-
-def _tcp_lines() -> Iterator[str]:
-    for table in _TABLES:
-        # There is no such file where IPv6 is switched off.
-        with contextlib.suppress(OSError):
-            yield from Path(table).read_text(encoding="utf-8").splitlines()[1:]
 
 
 def _has_port(field: str, endpoint: Endpoint) -> bool:

@@ -154,7 +154,7 @@ def _bounded_number(noun: str, json_type: str, minimum: float, maximum: float | 
     # Not isfinite(), which raises OverflowError for a whole number that no float can hold.
     most = maximum if maximum is not None else math.inf if is_whole else sys.float_info.max
 
-    def parse(value: object) -> Any:
+    def parse(value: Any) -> Any:
         # True is an int to Python, and "yes" is True to YAML.
         if isinstance(value, bool) or not isinstance(value, int if is_whole else int | float):
             raise expected(f"a {noun}", value)

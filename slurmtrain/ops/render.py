@@ -17,7 +17,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.ops.submit.code_snapshots import with_snapshots
 from slurmtrain.ops.submit.notes import Preview, preview
-from slurmtrain.runtime.setup.setup_script import local_script
+from slurmtrain.runtime.environment.setup_script import local_script
 from slurmtrain.slurm import outer_variables
 from slurmtrain.slurm.request import make_request
 from slurmtrain.specfile import ValueSource

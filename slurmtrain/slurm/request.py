@@ -27,7 +27,7 @@ from slurmtrain.model.experiment.values import write_node_memory
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
 from slurmtrain.model.run.layout import ArrayDir, SubmissionDir
 from slurmtrain.runtime.environment.ranks import load_profile
-from slurmtrain.runtime.setup.setup_script import setup_values, shell_templates
+from slurmtrain.runtime.environment.setup_script import setup_values, shell_templates
 from slurmtrain.runtime.task import task_command
 from slurmtrain.slurm.parse import describe_after, job_name
 from slurmtrain.system.interpreter import own_python

@@ -47,7 +47,7 @@ for place in /slurmtrain-golden/project/runs/RUN-ID/submissions/1/submitit "$tar
 done
 unset pickle target place
 # the first node's addresses and port, for all nodes
-invitation="$('/opt/slurm train/bin/python3' -X utf8 -m slurmtrain.runtime.preflight.announce)" && eval "$invitation"
+invitation="$('/opt/slurm train/bin/python3' -X utf8 -m slurmtrain.runtime.preflight.ports)" && eval "$invitation"
 unset invitation
 
 # command

@@ -84,7 +84,7 @@ if [ -z "${SLURMTRAIN_EXTENDS:-}" ]; then
   exec >>"$slurmtrain_attempt/logs/setup-0.log" 2>&1
 fi
 slurmtrain_line=$LINENO
-slurmtrain_place="$(umask 077; '/opt/slurm train/bin/python3' -X utf8 -m slurmtrain.runtime.setup.in_shell directory '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/submissions/1')" &&
+slurmtrain_place="$(umask 077; '/opt/slurm train/bin/python3' -X utf8 -m slurmtrain.runtime.task directory '/slurmtrain-golden/runs of it'"'"'s "odd" $HOME `x` ünï;&/RUN-ID/submissions/1')" &&
   cd "$slurmtrain_place" || slurmtrain_failed 1 0
 export SLURMTRAIN_SETUP_OF="$slurmtrain_attempt"
 trap 'slurmtrain_code=$?; [ "${BASH_SOURCE[0]}" != "$0" ] || slurmtrain_failed "$slurmtrain_code" "$LINENO"' ERR

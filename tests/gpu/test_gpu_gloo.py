@@ -11,8 +11,8 @@ from torch import nn
 
 from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.passes import hardware_of
-from slurmtrain.runtime.strategies.strategy_interface import Strategy
+from slurmtrain.runtime.training.passes import hardware_of
+from slurmtrain.runtime.training.strategy_interface import Strategy
 
 STEPS = 4
 

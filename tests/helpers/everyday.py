@@ -64,8 +64,8 @@ FURTHER = (
 )
 # Of the dear unit tests, one that proves the most of each file.
 UNITS = (
-    "unit/runtime/strategies/test_strategies_step.py::test_four_processes_do_what_one_does[zero1-fp16-2]",
-    "unit/runtime/strategies/test_evaluation.py::test_an_evaluation_has_the_mean_of_all_samples_and_changes_nothing[ddp]",
+    "unit/runtime/training/test_strategies_step.py::test_four_processes_do_what_one_does[zero1-fp16-2]",
+    "unit/runtime/training/test_evaluation.py::test_an_evaluation_has_the_mean_of_all_samples_and_changes_nothing[ddp]",
     "unit/plugins/strategies/test_feedback_hooks.py::test_an_interrupted_run_is_the_same_bit_for_bit[topk]",
     "unit/plugins/strategies/test_pipeline.py::test_stages_train_as_on_one_process[1f1b]",
     "unit/plugins/strategies/test_tensor.py::test_divided_layers_train_as_on_one_process[ddp-tp]",
@@ -106,11 +106,11 @@ TESTS_OF = {
     "slurmtrain/plugins/growth.py": ("cluster/test_slurm_growth.py",),
     "slurmtrain/runtime/preflight/": ("cluster/test_slurm_network.py", "cluster/test_slurm_ledger.py"),
     "slurmtrain/runtime/agent/script_metrics.py": ("local/test_script_metrics.py", "local/test_stops.py"),
-    "slurmtrain/runtime/setup/": (
-        "local/test_node_helpers.py", "local/test_same_meaning.py", "cluster/test_slurm_node_helpers.py",
-        "cluster/test_slurm_same_meaning.py",
+    "slurmtrain/runtime/agent/helpers.py": ("local/test_node_helpers.py", "cluster/test_slurm_node_helpers.py"),
+    "slurmtrain/runtime/environment/setup_script.py": (
+        "local/test_same_meaning.py", "cluster/test_slurm_same_meaning.py",
     ),
-    "slurmtrain/runtime/strategies/": (
+    "slurmtrain/runtime/training/strategy_interface.py": (
         "local/test_experiments", "local/test_resharding.py", "cluster/test_slurm_strategies.py",
     ),
     "slurmtrain/runtime/agent/node_notes.py": (),
@@ -129,13 +129,14 @@ TESTS_OF = {
 # Unit tests that take long and are of parts which few users touch: how their ids begin, and which changes ask for them.
 _CHECKPOINTS = ("slurmtrain/runtime/checkpoint/", "tests/helpers/ranks.py")
 _STRATEGIES = (
-    "slurmtrain/runtime/strategies/", "slurmtrain/plugins/strategies/", "slurmtrain/runtime/job/process_group.py",
+    "slurmtrain/runtime/training/strategy_interface.py", "slurmtrain/runtime/training/passes.py",
+    "slurmtrain/plugins/strategies/", "slurmtrain/runtime/job/process_group.py",
     "slurmtrain/model/experiment/strategy.py", "tests/helpers/word_training.py", *_CHECKPOINTS,
 )  # fmt: skip
 DEAR_UNITS = {
-    "unit/runtime/strategies/test_strategies_activations.py": _STRATEGIES,
-    "unit/runtime/strategies/test_strategies_step.py": _STRATEGIES,
-    "unit/runtime/strategies/test_evaluation.py": _STRATEGIES,
+    "unit/runtime/training/test_strategies_activations.py": _STRATEGIES,
+    "unit/runtime/training/test_strategies_step.py": _STRATEGIES,
+    "unit/runtime/training/test_evaluation.py": _STRATEGIES,
     "unit/plugins/strategies/test_feedback_hooks.py": _STRATEGIES,
     "unit/plugins/strategies/test_pipeline.py": _STRATEGIES,
     "unit/plugins/strategies/test_tensor.py": _STRATEGIES,

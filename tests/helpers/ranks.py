@@ -35,7 +35,7 @@ _IMPORTED_ONCE = [
     "hypothesis",
     "pytest",
     "slurmtrain.runtime.checkpoint.checkpointer",
-    "slurmtrain.runtime.strategies.strategy_interface",
+    "slurmtrain.runtime.training.strategy_interface",
     "torch._dynamo",
     "torch.distributed.fsdp",
     "torch.distributed.optim",

@@ -15,8 +15,8 @@ from torch.nn import functional
 from helpers.ranks import Attempt, alone
 from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.passes import LossOf
-from slurmtrain.runtime.strategies.strategy_interface import Strategy
+from slurmtrain.runtime.training.passes import LossOf
+from slurmtrain.runtime.training.strategy_interface import Strategy
 
 WORDS, LENGTH, BATCH, STEPS = 12, 4, 16, 3
 # In float32 the order of summation differs: over these few steps by some units in the last place.

@@ -25,7 +25,7 @@ def test_of_real_runs_only_the_listed_ones_are_for_every_day_and_most_units_are(
     assert not is_everyday("local/test_hangs.py::test_a_rank_that_waits_for_ever_hangs_and_so_does_one[wait]")
     assert is_everyday("cluster/test_slurm_hostlist.py::test_whatever[a-b]")
     assert is_everyday("unit/test_everyday.py::test_whatever")
-    assert is_everyday("unit/runtime/strategies/test_strategies.py::test_whatever")
+    assert is_everyday("unit/runtime/training/test_strategies.py::test_whatever")
     assert not is_everyday(DEAR)
 
 

@@ -27,7 +27,7 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.plugins.strategies.sharded import REPLICATE, SHARD, across_nodes
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy_interface import CommHook, completed
+from slurmtrain.runtime.training.strategy_interface import CommHook, completed
 
 ERRORS = "errors"
 # Half as many bytes to send as the int64 that topk() returns.

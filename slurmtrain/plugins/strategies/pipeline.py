@@ -20,8 +20,8 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.experiment.strategy import SCHEDULES, StrategySpec, even_split
 from slurmtrain.runtime.job.torch_private import map_tree
-from slurmtrain.runtime.strategies.passes import Gradients, LossOf
-from slurmtrain.runtime.strategies.strategy_interface import Pipeline
+from slurmtrain.runtime.training.passes import Gradients, LossOf
+from slurmtrain.runtime.training.strategy_interface import Pipeline
 
 
 class StageModule(nn.Module):

@@ -24,8 +24,8 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.experiment.strategy import FP32, FSDP, HSDP, ON_PARTS, SEQUENCE, StrategySpec
 from slurmtrain.plugins.strategies import pipeline, tensor
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.passes import DTYPES, elements, of_classes, recompute
-from slurmtrain.runtime.strategies.strategy_interface import sizes_of
+from slurmtrain.runtime.training.passes import DTYPES, elements, of_classes, recompute
+from slurmtrain.runtime.training.strategy_interface import sizes_of
 
 if TYPE_CHECKING:
     from torch.distributed.fsdp import MixedPrecisionPolicy

@@ -37,7 +37,7 @@ from slurmtrain.model.experiment.strategy import (
     StrategySpec,
 )
 from slurmtrain.runtime.job.torch_private import map_tree
-from slurmtrain.runtime.strategies.passes import wrap_forward
+from slurmtrain.runtime.training.passes import wrap_forward
 
 # What transformers calls styles of ours.
 _OF_TRANSFORMERS = {"colwise_gather_output": COLWISE_REP, "embedding_rowwise": ROWWISE}

@@ -42,6 +42,7 @@ from slurmtrain.runtime.agent.finish import (
     forbid_requeue,
     state_of_finished_run,
 )
+from slurmtrain.runtime.agent.helpers import STOPPED_S, NodeHelpers, wait_for_others
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Begin, MoreNodes, RoundConfig
 from slurmtrain.runtime.agent.node_start import NodeStart, enter_pack, link_log, time_limit_lead
@@ -52,6 +53,12 @@ from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
 from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints, read_plan, this_node
 from slurmtrain.runtime.environment.process_limits import raise_soft_limit
 from slurmtrain.runtime.environment.ranks import facts_for_command, set_mlflow_run, set_worker_environment
+from slurmtrain.runtime.environment.setup_script import (
+    TEARDOWN_S,
+    python_of_ranks,
+    take_setup_failure,
+    use_variables_of_ranks,
+)
 from slurmtrain.runtime.environment.variables import SETUP_DIR, SETUP_FAILED, environment_of_agent, is_extension
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.lease import end_processes_of_setup
@@ -62,13 +69,6 @@ from slurmtrain.runtime.preflight.entry import PreflightHost, open_link, report_
 from slurmtrain.runtime.preflight.facts.cpus import set_binding
 from slurmtrain.runtime.preflight.facts.environment_facts import NotedNode, note_environment
 from slurmtrain.runtime.preflight.participant import PreflightOutcome
-from slurmtrain.runtime.setup.helpers import STOPPED_S, NodeHelpers, wait_for_others
-from slurmtrain.runtime.setup.setup_script import (
-    TEARDOWN_S,
-    python_of_ranks,
-    take_setup_failure,
-    use_variables_of_ranks,
-)
 from slurmtrain.runtime.upstreams import read_facts
 from slurmtrain.system import inherited
 from slurmtrain.system.files import make_directory, write_atomically

@@ -31,13 +31,13 @@ from slurmtrain.runtime.agent.exits import KernelState
 from slurmtrain.runtime.agent.monitor import RankMonitor
 from slurmtrain.runtime.agent.script_metrics import read_script_metrics
 from slurmtrain.runtime.agent.workers import RankPlacement, Workers
+from slurmtrain.runtime.environment.setup_script import advise_on_python
 from slurmtrain.runtime.environment.variables import environment_of_agent
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.peer_store import CoordinatorGone
 from slurmtrain.runtime.preflight.facts.cpus import bound_cpus
 from slurmtrain.runtime.preflight.facts.gpus import load_nvml
-from slurmtrain.runtime.setup.setup_script import advise_on_python
 from slurmtrain.system.directories import DeletionWatch
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import identify

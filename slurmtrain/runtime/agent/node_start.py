@@ -21,12 +21,12 @@ from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.events.agent_events import AgentStarted, LeftoversKilled, WaitingForRun
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM, describe_wait
+from slurmtrain.runtime.agent.helpers import NodeHelpers
 from slurmtrain.runtime.environment.node import Node, cpus_of_job
 from slurmtrain.runtime.environment.variables import take_gpus
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.lease import kill_leftovers
 from slurmtrain.runtime.job.signals import StopFlag
-from slurmtrain.runtime.setup.helpers import NodeHelpers
 from slurmtrain.runtime.upstreams import has_begun, read_upstreams
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.inherited import expand_home
@@ -133,7 +133,7 @@ class NodeStart:
             return until is not None and time.monotonic() >= until
 
         if self._node.executor == "local" and self._plan.spec.setup and self._flag.raised is None:
-            from slurmtrain.runtime.setup.helpers import run_setup
+            from slurmtrain.runtime.agent.helpers import run_setup
 
             run_setup(self._plan, self._attempt, self._node, lambda: self._is_stopped() or is_late())
         if self._flag.raised is not None:

@@ -41,6 +41,7 @@ from slurmtrain.model.interruption.policy import Newest, PriorEnd
 from slurmtrain.model.run.events.agent_events import CommandCompleted, NodesJoined, NodesLeft, RanksRestarted
 from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.hang_watch import SuspensionWatch
+from slurmtrain.runtime.agent.helpers import STOPPED_S
 from slurmtrain.runtime.agent.node_round import (
     Begin,
     Context,
@@ -48,12 +49,11 @@ from slurmtrain.runtime.agent.node_round import (
     Round,
     RoundConfig,
 )
+from slurmtrain.runtime.environment.setup_script import TEARDOWN_S
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.peer_store import CoordinatorGone, Link
 from slurmtrain.runtime.preflight.ports import reserve_port
-from slurmtrain.runtime.setup.helpers import STOPPED_S
-from slurmtrain.runtime.setup.setup_script import TEARDOWN_S
 from slurmtrain.system.directories import DeletionWatch
 
 if TYPE_CHECKING:

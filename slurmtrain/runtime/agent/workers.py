@@ -27,11 +27,11 @@ from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
+from slurmtrain.runtime.agent.helpers import HELPERS
 from slurmtrain.runtime.checkpoint.writer_process import PUBLISHING
 from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.ranks import Tasks, variables_of_rank, write_changes
 from slurmtrain.runtime.environment.variables import HELPER
-from slurmtrain.runtime.setup.helpers import HELPERS
 from slurmtrain.system.process import (
     Entry,
     descend,

@@ -17,11 +17,11 @@ from slurmtrain.errors import DataError
 from slurmtrain.model.batches import divide, loss_weight, microbatch_sizes
 from slurmtrain.model.diagnosis.hang import PAUSE_S
 from slurmtrain.runtime.checkpoint import rng
-from slurmtrain.runtime.strategies.passes import no_sync
+from slurmtrain.runtime.training.passes import no_sync
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.strategies.strategy_interface import Strategy
     from slurmtrain.runtime.training.loader import Loader, Loaders
+    from slurmtrain.runtime.training.strategy_interface import Strategy
 
 
 class Shares:

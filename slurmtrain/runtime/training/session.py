@@ -37,12 +37,12 @@ from slurmtrain.runtime.environment.variables import use_loopback
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.run_reader import read_interruptions
 from slurmtrain.runtime.job.torch_private import check_version, import_checkpoints
-from slurmtrain.runtime.strategies.passes import hardware_of
-from slurmtrain.runtime.strategies.strategy_interface import Strategy
 from slurmtrain.runtime.training.loader import Loaders
 from slurmtrain.runtime.training.loop import this_ranked_worker
 from slurmtrain.runtime.training.parallel import Shares
+from slurmtrain.runtime.training.passes import hardware_of
 from slurmtrain.runtime.training.steps import SteppedTraining
+from slurmtrain.runtime.training.strategy_interface import Strategy
 from slurmtrain.system.interpreter import STRATEGIES, load_plugin, without_collection
 from slurmtrain.system.journal import Journal
 

@@ -40,8 +40,8 @@ from slurmtrain.plugins.mixed import (
     slowest_s,
 )
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy_interface import Strategy
 from slurmtrain.runtime.training.parallel import ParallelTraining, Shares
+from slurmtrain.runtime.training.strategy_interface import Strategy
 
 BATCH = 24
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy_interface import Strategy
+from slurmtrain.runtime.training.strategy_interface import Strategy
 
 WIDTH, BATCH, STEPS, SAVED = 24, 16, 9, 5
 # 0.004 MiB: one bucket for the parameters of about two layers.

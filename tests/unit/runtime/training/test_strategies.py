@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.experiment.strategy import StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy_interface import Strategy, is_sharded
+from slurmtrain.runtime.training.strategy_interface import Strategy, is_sharded
 
 BATCH, WIDTH, STEPS = 8, 6, 3
 # In float32 the order of summation differs: over these few steps by some units in the last place.

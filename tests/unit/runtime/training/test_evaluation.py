@@ -18,7 +18,7 @@ import slurmtrain
 from slurmtrain.errors import DataError
 from slurmtrain.model.experiment.strategy import MeshSpec, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy_interface import Strategy
+from slurmtrain.runtime.training.strategy_interface import Strategy
 
 WIDTH, BATCH, STEPS = 8, 16, 3
 # Of these batches the second and the third cannot be divided evenly, nor can the first among three microbatches.

@@ -42,7 +42,7 @@ from slurmtrain.model.experiment.strategy import (
 from slurmtrain.model.run.events.rank_events import HardwareCompared
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.torch_private import compiled_module
-from slurmtrain.runtime.strategies.passes import (
+from slurmtrain.runtime.training.passes import (
     DTYPES,
     Gradients,
     LossOf,

@@ -30,8 +30,8 @@ from slurmtrain.model.urls import redact
 from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks, take_limits
+from slurmtrain.runtime.environment.setup_script import TEARDOWN_S, last_line, local_script, node_script, without_place
 from slurmtrain.runtime.job.run_reader import read_events, wait_for_node_0
-from slurmtrain.runtime.setup.setup_script import TEARDOWN_S, last_line, local_script, node_script, without_place
 from slurmtrain.system.files import (
     FILE_MODE,
     describe_os_error,
@@ -237,7 +237,7 @@ _kept: list[int] = []
 def run_setup(plan: Plan, attempt: AttemptDir, node: Node, stopped: Callable[[], bool]) -> None:
     """Run the lines of ``setup`` on node 0, and apply their exported variables, and their limits, on each node.
 
-    A line that fails leaves the variable by which agents know that (:func:`.script.take_setup_failure`).
+    A line that fails leaves the variable by which agents know that (:func:`.setup_script.take_setup_failure`).
 
     Args:
         plan: Whose setup it is.
@@ -306,7 +306,7 @@ def _start_setup_shell(submission: SubmissionDir, handle: int) -> subprocess.Pop
     """Start the shell of setup, with the user's limit of open files, not an agent's."""
     soft = soft_limit_of_ranks()
     limit = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
-    reporter = [sys.executable, "-m", "slurmtrain.runtime.setup.in_shell", "report", str(handle)]
+    reporter = [sys.executable, "-m", "slurmtrain.runtime.task", "report", str(handle)]
     process = subprocess.Popen(
         ["bash", "-c", 'ulimit -Sn "$1"; exec bash "${@:2}"', "bash", limit, str(submission.setup), *reporter],
         env={**os.environ, variables.HELPER: "setup"},

@@ -19,7 +19,7 @@ from slurmtrain.errors import StrategyError
 from slurmtrain.model.experiment.strategy import MeshSpec, StrategySpec
 from slurmtrain.model.run.events.rank_events import HardwareCompared
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy_interface import Strategy
+from slurmtrain.runtime.training.strategy_interface import Strategy
 
 BATCH, WIDTH, STEPS = 8, 6, 3
 # So small that gradients do not overflow in fp16, at the scale at which it begins.

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from slurmtrain.errors import StrategyError
 from slurmtrain.model.experiment.strategy import ActivationCheckpointing, StrategySpec
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.strategies.strategy_interface import Strategy
+from slurmtrain.runtime.training.strategy_interface import Strategy
 
 WIDTH, STEPS = 8, 3
 

@@ -160,7 +160,7 @@ def test_what_scripts_use_is_loaded_when_it_is_first_used(tmp_path: Path, name: 
 
 
 def test_the_agent_loads_neither_torch_nor_numpy_nor_what_only_few_agents_need(tmp_path: Path) -> None:
-    rooms = ("agent.agent", "agent.rounds", "preflight.entry", "preflight.facts.measure", "setup.helpers")
+    rooms = ("agent.agent", "agent.rounds", "preflight.entry", "preflight.facts.measure", "agent.helpers")
     program = (
         "import sys\nfrom slurmtrain.runtime import task\nsys.argv = ['task', '--help']\n"
         # submitit is imported before its arguments are read.

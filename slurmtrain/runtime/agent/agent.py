@@ -49,7 +49,6 @@ from slurmtrain.runtime.agent.node_start import NodeStart, enter_pack, link_log,
 from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.script_metrics import MetricsProcess, send_live
 from slurmtrain.runtime.agent.workers import RankPlacement, RankProcesses
-from slurmtrain.runtime.code.copy_paths import CodeCopy, translate_command
 from slurmtrain.runtime.environment.node import Node, pop_coordinator_endpoints, read_plan, this_node
 from slurmtrain.runtime.environment.process_limits import raise_soft_limit
 from slurmtrain.runtime.environment.ranks import facts_for_command, set_mlflow_run, set_worker_environment
@@ -280,8 +279,7 @@ class NodeAgent:
         """Make the run's own copy of its code, on node 0, without which no node passes the preflight."""
         code = self._plan.code
         if code is not None and self._node.index == 0:
-            from slurmtrain.runtime.code.code_copy import make_tree
-            from slurmtrain.runtime.code.copy_paths import link_results
+            from slurmtrain.runtime.code.code_copy import link_results, make_tree
 
             if make_tree(self._attempt.run, code):
                 self.journal.write(CodePrepared(snapshot=code.hash, files=code.files))
@@ -408,6 +406,10 @@ class NodeAgent:
             lines = "".join(f"node-{node} slots={count}\n" for node, count in slots)
             write_atomically(Path(place.hostfile), lines.encode())
         words = [str(fill(word, facts)) for word in fill_command(plan, placeholders)]
+        if plan.code is None:
+            return words
+        from slurmtrain.runtime.code.code_copy import translate_command
+
         return translate_command(plan, self._attempt.run, words)
 
     def _directory(self) -> Path:
@@ -415,6 +417,8 @@ class NodeAgent:
         directory, place = self._plan.working_directory(self._attempt.run.code), os.environ.get(SETUP_DIR)
         if not place or self._plan.code is None:
             return Path(place or directory)
+        from slurmtrain.runtime.code.code_copy import CodeCopy
+
         return Path(CodeCopy(self._plan.code, self._attempt.run).translate(place))
 
     def ask_policy(self, latest: PriorEnd) -> Decision:

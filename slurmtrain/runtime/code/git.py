@@ -29,7 +29,6 @@ from slurmtrain.model.experiment.code import (
     link_target,
     names_by_directory,
 )
-from slurmtrain.runtime.code.copy_paths import is_own_directory
 from slurmtrain.system.files import make_directory
 
 # A hook, or a command in it, has these for the repository that it belongs to (git rev-parse --local-env-vars).
@@ -149,6 +148,17 @@ def make_repositories(snapshot: CodeSnapshot, manifest: CodeManifest, tree: Path
         is_ours = any(path.startswith(prefix) for path in files) and is_own_directory(tree, revision.path)
         if is_ours and prefix not in included and f"{prefix}{GIT}" not in files:
             _Repository(snapshot, files, revision, tree).make()
+
+
+def is_own_directory(tree: Path, path: str) -> bool:
+    """Whether a path is a directory of a copy, and does not lead out of it.
+
+    Args:
+        tree: The copy.
+        path: Relative to it; empty for the copy itself.
+    """
+    place = os.path.normpath(f"{os.path.realpath(tree)}/{path}")
+    return os.path.realpath(place) == place and os.path.isdir(place)  # noqa: PTH112 (fast)
 
 
 class _Repository:

@@ -144,7 +144,7 @@ def _code_variables(plan: Plan, run: RunDir) -> dict[str, str]:
     """The variables by which a script, and the Python that runs it, find the run's own copy of its code."""
     if plan.code is None:
         return {variables.WORKDIR: plan.workdir}
-    from slurmtrain.runtime.code.copy_paths import CodeCopy
+    from slurmtrain.runtime.code.code_copy import CodeCopy
 
     copy = CodeCopy(plan.code, run)
     roots = [str(copy.tree / root) for root in plan.code.import_roots]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import re
@@ -16,6 +17,9 @@ from typing import Any
 from slurmtrain.system.journal import open_appending
 
 _PLAIN = frozenset((int, float))
+# Outside a job metrics go to Python's log, at most this often.
+_LOG_EVERY_S = 1.0
+_log = logging.getLogger("slurmtrain")
 
 
 class MetricsFile:
@@ -51,13 +55,49 @@ class MetricsFile:
         os.close(self._handle)
 
 
-def check_numbers(metrics: Mapping[str, Any]) -> None:
-    """Raise TypeError if a value is not a number; tensors are read later, when they are ready."""
-    if _PLAIN.issuperset(map(type, metrics.values())):
-        return
-    for name, value in metrics.items():
-        if not hasattr(value, "item"):
-            plain_number(name, value)
+class StepMetrics:
+    """The metrics of the current step, collected until it is finished, then written as one line."""
+
+    def __init__(self) -> None:
+        self.latest: dict[str, Any] = {}
+        """The latest value of each metric, by name."""
+        self.pending: dict[str, Any] = {}
+        """What has been logged since the last line."""
+        self._file: MetricsFile | None = None
+        self._logged_at = 0.0
+
+    def open(self, path: Path) -> None:
+        """Write to this file from now on, if there is none yet. Raises OSError."""
+        if self._file is None:
+            self._file = MetricsFile(path)
+
+    def add(self, metrics: Mapping[str, Any]) -> None:
+        """Add what a script has logged, by name. Raises TypeError for a value that is no number and no tensor.
+
+        Tensors are read only when the step is finished, so as not to wait for a GPU earlier.
+        """
+        if not _PLAIN.issuperset(map(type, metrics.values())):
+            for name, value in metrics.items():
+                if not hasattr(value, "item"):
+                    plain_number(name, value)
+        self.pending.update(metrics)
+
+    def write(self, step: int) -> None:
+        """Write a line for a finished ``step`` with what was added since the last one. Raises OSError, TypeError."""
+        # Emptied first: a value that turns out not to be a number must not fail the next line as well.
+        pending, self.pending = self.pending, {}
+        self.latest.update(pending)
+        if self._file is not None:
+            self._file.write(step, pending)
+        elif pending and time.monotonic() - self._logged_at >= _LOG_EVERY_S:
+            self._logged_at = time.monotonic()
+            text = " ".join(f"{name}={plain_number(name, value):.6g}" for name, value in pending.items())
+            _log.info("step %d %s", step, text)
+
+    def close(self) -> None:
+        """Close the file, if there is one."""
+        if self._file is not None:
+            self._file.close()
 
 
 def plain_number(name: str, value: Any) -> float | int:

@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from functools import cache
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from slurmtrain.errors import LaunchError, UserError
@@ -41,7 +40,7 @@ from slurmtrain.model.run.events.rank_events import (
 from slurmtrain.runtime.environment.node import Worker, this_worker
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.job.heartbeat import Pulse
-from slurmtrain.runtime.job.metrics import MetricsFile, check_numbers, peak_memory, plain_number
+from slurmtrain.runtime.job.metrics import StepMetrics, peak_memory, plain_number
 from slurmtrain.runtime.job.signals import STOP_SIGNALS, StopFlag
 from slurmtrain.runtime.training.child_signals import ChildGuard
 from slurmtrain.system.interpreter import leave_quickly
@@ -55,8 +54,6 @@ PAUSE = timedelta(seconds=PAUSE_S)
 logger = logging.getLogger("slurmtrain")
 # The weight of the newest step in the smoothed time of a step.
 _SMOOTHING = 0.2
-# Outside a job metrics go to Python's log, at most this often.
-_LOG_EVERY_S = 1.0
 
 
 class TrainingLoop:
@@ -152,48 +149,6 @@ class TrainingLoop:
         self._metrics.close()
         if self._journal is not None:
             self._journal.close()
-
-
-class StepMetrics:
-    """The metrics of the current step, collected until it is finished, then written as one line."""
-
-    def __init__(self) -> None:
-        self.latest: dict[str, Any] = {}
-        """The latest value of each metric, by name."""
-        self.pending: dict[str, Any] = {}
-        """What has been logged since the last line."""
-        self._file: MetricsFile | None = None
-        self._logged_at = 0.0
-
-    def open(self, path: Path) -> None:
-        """Write to this file from now on, if there is none yet. Raises OSError."""
-        if self._file is None:
-            self._file = MetricsFile(path)
-
-    def add(self, metrics: Mapping[str, Any]) -> None:
-        """Add what a script has logged, by name. Raises TypeError for a value that is no number and no tensor.
-
-        Tensors are read only when the step is finished, so as not to wait for a GPU earlier.
-        """
-        check_numbers(metrics)
-        self.pending.update(metrics)
-
-    def write(self, step: int) -> None:
-        """Write a line for a finished ``step`` with what was added since the last one. Raises OSError, TypeError."""
-        # Emptied first: a value that turns out not to be a number must not fail the next line as well.
-        pending, self.pending = self.pending, {}
-        self.latest.update(pending)
-        if self._file is not None:
-            self._file.write(step, pending)
-        elif pending and time.monotonic() - self._logged_at >= _LOG_EVERY_S:
-            self._logged_at = time.monotonic()
-            text = " ".join(f"{name}={plain_number(name, value):.6g}" for name, value in pending.items())
-            logger.info("step %d %s", step, text)
-
-    def close(self) -> None:
-        """Close the file, if there is one."""
-        if self._file is not None:
-            self._file.close()
 
 
 def check_limit(limit: timedelta, function: str) -> None:

@@ -10,7 +10,7 @@ from slurmtrain.model.experiment.code import CodeSnapshot
 from slurmtrain.model.experiment.plan import Plan, make_plan
 from slurmtrain.model.experiment.spec import read_spec
 from slurmtrain.model.run.layout import RunDir, RunsRoot
-from slurmtrain.runtime.code.copy_paths import link_results
+from slurmtrain.runtime.code.code_copy import link_results
 from slurmtrain.system.inherited import private_umask
 
 

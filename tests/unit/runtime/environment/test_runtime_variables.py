@@ -65,7 +65,6 @@ ALLOWED_READERS = {
     "agent/agent.py": "changes what its ranks inherit by what setup has left",
     "agent/helpers.py": "hands on to ranks what setup_node exports",
     "task.py": "tells what setup has made of its environment",
-    "environment/setup_script.py": "knows which Python setup has chosen, and takes over what it has left",
     "agent/node_start.py": "fills Slurm's facts into the path of a log",
     "preflight/facts/cpus.py": "hands on to ranks which CPUs are theirs",
     "agent/rank_main.py": "runs with -I -S, so that it can import nothing of slurmtrain",

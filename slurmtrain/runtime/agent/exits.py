@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -19,6 +18,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.urls import redact
 from slurmtrain.runtime.environment.process_limits import exceeded_limit
 from slurmtrain.runtime.job.run_reader import read_events
+from slurmtrain.runtime.preflight.facts.cpus import own_cgroups
 from slurmtrain.runtime.preflight.facts.gpus import KERNEL_LOG, find_xids, read_kernel_log
 from slurmtrain.system.owned_files import open_readable
 
@@ -51,17 +51,8 @@ class RankExits:
         """
         events = read_events(self._attempt.rank_journal(number))
         raised = _find_exception(events)
-        last_lines = _of_rank(self._attempt.rank_log(number)) if process.returncode else []
-        return Exit(
-            rank=number,
-            pid=process.pid,
-            code=process.returncode,
-            at=at,
-            raised=raised,
-            last_lines=last_lines,
-            limit=exceeded_limit(process.returncode, [raised[1]] if raised else last_lines),
-            finished=bool(select(events, TrainingCompleted)),
-        )
+        finished, log = bool(select(events, TrainingCompleted)), self._attempt.rank_log(number)
+        return _exit_of(process, at, process.returncode, raised, log, rank=number, finished=finished)
 
 
 class CommandExits(RankExits):
@@ -96,27 +87,15 @@ class CommandExits(RankExits):
         code = process.returncode if end is None else end.code
         if reported is not None and rank != reported:
             code = 1  # what Python exits with after an exception; the launcher's report is on another rank
-        last_lines = _of_rank(self._attempt.node_log(self._node)) if process.returncode else []
         error = raised.get(rank) if rank is not None else None
-        return Exit(
-            rank=rank,
-            node=self._node,
-            pid=process.pid,
-            code=code,
-            at=at,
-            raised=error,
-            last_lines=last_lines,
-            limit=exceeded_limit(code, [error[1]] if error else last_lines),
-            finished=all(select(events[rank], TrainingCompleted) for rank in ranks),
-        )
+        finished = all(select(events[rank], TrainingCompleted) for rank in ranks)
+        log = self._attempt.node_log(self._node)
+        return _exit_of(process, at, code, error, log, rank=rank, node=self._node, finished=finished)
 
     def _end(self, process: Any) -> RankEnd | None:
         if process.pid not in self._ends:
-            self._ends[process.pid] = find_rank_end(self._report())
+            self._ends[process.pid] = find_rank_end(_last_lines(self._attempt.node_log(self._node), _REPORT_LINES))
         return self._ends[process.pid]
-
-    def _report(self) -> list[str]:
-        return _last_lines(self._attempt.node_log(self._node), _REPORT_LINES)
 
 
 def _blamed(raised: Mapping[int, tuple[float, str]], reported: int | None) -> int | None:
@@ -139,9 +118,12 @@ def _find_exception(events: Sequence[AnyEvent]) -> tuple[float, str] | None:
     return None
 
 
-def _of_rank(log: Path) -> Sequence[str]:
-    """The last lines of a log before what a launcher, which the rank may be, reports on it."""
-    return without_report(_last_lines(log, _REPORT_LINES))[-_TAIL_LINES:]
+def _exit_of(process: Any, at: float, code: int, raised: tuple[float, str] | None, log: Path, **more: Any) -> Exit:
+    """The exit of a ``process``, with the last lines of its ``log`` if it failed."""
+    # What a launcher reports on a rank, which the rank may be itself, comes after the rank's own lines.
+    lines = without_report(_last_lines(log, _REPORT_LINES))[-_TAIL_LINES:] if process.returncode else []
+    limit = exceeded_limit(code, [raised[1]] if raised else lines)
+    return Exit(pid=process.pid, code=code, at=at, raised=raised, last_lines=lines, limit=limit, **more)
 
 
 def _last_lines(log: Path, count: int) -> list[str]:
@@ -160,6 +142,8 @@ def _last_lines(log: Path, count: int) -> list[str]:
 
 
 _ROOT = Path("/")
+# By version: Documentation/admin-guide/cgroup-v1/memory.rst and cgroup-v2.rst in the kernel's sources.
+_MEMORY_FILES = (("memory.oom_control", "memory.limit_in_bytes"), ("memory.events", "memory.max"))
 # "No limit" of version 1 is the largest number of whole pages (PAGE_COUNTER_MAX); no machine has as much as this.
 _NO_LIMIT = 1 << 60
 # The most digits that a 64-bit number has.
@@ -208,28 +192,15 @@ class MemoryEvents:
 
 def memory_events(root: Path = _ROOT) -> MemoryEvents:
     """What the kernel counts now for the cgroup of this process. ``root`` replaces ``/`` in tests."""
-    mounts = _mounts(_read_text(root / "proc/self/mountinfo"))
-    # Version 1 first: if both are mounted, version 2 ("0::") usually has no memory controller.
-    for line in sorted(_read_text(root / "proc/self/cgroup").splitlines(), key=lambda line: line.startswith("0::")):
-        _, _, rest = line.partition(":")
-        controllers, _, path = rest.partition(":")
-        # Documentation/admin-guide/cgroup-v2.rst and cgroup-v1/memory.rst in the kernel's sources.
-        if "memory" in controllers.split(","):
-            kind, events, limit = "memory", "memory.oom_control", "memory.limit_in_bytes"
-        elif line.startswith("0::"):
-            kind, events, limit = "cgroup2", "memory.events", "memory.max"
-        else:
-            continue
-        if kind not in mounts:
-            continue
-        # The limits of all of them apply: Slurm creates one each for a job, a step and a task.
-        folders = _folders(root, *mounts[kind], path)
-        kills = _count(folders[0] / events, "oom_kill")
-        if kills is None:
-            break
-        limits = [unsigned_number(_read_text(folder / limit).strip()) for folder in folders]
-        least = min((each for each in limits if each is not None), default=_NO_LIMIT)
-        return MemoryEvents(kills=kills, limit_bytes=least if least < _NO_LIMIT else None)
+    folders = own_cgroups("memory", root)
+    for events, limit in _MEMORY_FILES:
+        counts = (_count(folder / events, "oom_kill") for folder in folders)
+        kills = next((count for count in counts if count is not None), None)
+        if kills is not None:
+            # The limits of all of them apply: Slurm creates one each for a job, a step and a task.
+            limits = [unsigned_number(_read_text(folder / limit).strip()) for folder in folders]
+            least = min((each for each in limits if each is not None), default=_NO_LIMIT)
+            return MemoryEvents(kills=kills, limit_bytes=least if least < _NO_LIMIT else None)
     return MemoryEvents(kills=_count(root / "proc/vmstat", "oom_kill"), own=False)
 
 
@@ -261,37 +232,6 @@ def _records(log: Path) -> Iterator[tuple[int, str]]:
         head = _RECORD.match(line)
         if head is not None:
             yield int(head[1]), line[head.end() :]
-
-
-# --- cgroups ----------------------------------------------------------------------------------------------------------
-def _mounts(mountinfo: str) -> dict[str, tuple[str, str]]:
-    """Root and mount point of version 2 (``cgroup2``) and of version 1's ``memory`` (proc_pid_mountinfo(5))."""
-    mounts: dict[str, tuple[str, str]] = {}
-    for line in mountinfo.splitlines():
-        mount, _, filesystem = line.partition(" - ")
-        fields, (kind, *others) = mount.split(" "), filesystem.split(" ")
-        if len(fields) < 5:
-            continue
-        if kind == "cgroup2":
-            mounts.setdefault("cgroup2", (fields[3], fields[4]))
-        elif kind == "cgroup" and others and "memory" in others[-1].split(","):
-            mounts.setdefault("memory", (fields[3], fields[4]))
-    return mounts
-
-
-def _folders(root: Path, mounted: str, point: str, path: str) -> list[Path]:
-    """The directories from the cgroup up to where the hierarchy is mounted.
-
-    In a container the mounted part begins at the container's own cgroup, or ``path`` leads out of it: then only the
-    mount point itself is visible.
-    """
-    inside = path.removeprefix(mounted) if mounted != "/" and path.startswith(mounted) else path
-    parts = [part for part in inside.split("/") if part]
-    top = root / point.lstrip("/")
-    innermost = top.joinpath(*parts)
-    if ".." in parts or not os.path.isdir(innermost):  # noqa: PTH112 (raises nothing, whatever the name)
-        return [top]
-    return [top.joinpath(*parts[:depth]) for depth in range(len(parts), -1, -1)]
 
 
 def _read_text(path: Path) -> str:

@@ -28,8 +28,7 @@ _WORD_BITS = 64
 # Rounds of the computation whose fastest is the speed of a core, and the bytes of one.
 _ROUNDS = 30
 _BLOCK = bytes(1 << 20)
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN_CGROUPS = Path("/proc/self/cgroup")
+_ROOT = Path("/")
 
 
 def set_binding(resources: ResourcesSpec, node: Node) -> None:
@@ -82,16 +81,12 @@ def _near_gpus(ranks: int) -> list[set[int]]:
         return [set()] * ranks
     near: list[set[int]] = []
     words = (max(os.cpu_count() or 1, 1) + _WORD_BITS - 1) // _WORD_BITS
-    with contextlib.suppress(nvml.NVMLError):
-        nvml.nvmlInit()
-        try:
-            for handle in gpus.open_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
-                masks = nvml.nvmlDeviceGetCpuAffinity(handle, words)
-                # Words of 64 bits, the first CPUs' word first.
-                bits = sum(mask << _WORD_BITS * word for word, mask in enumerate(masks))
-                near.append({cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1})
-        finally:
-            nvml.nvmlShutdown()
+    with contextlib.suppress(nvml.NVMLError), gpus.nvml_session(nvml):
+        for handle in gpus.open_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
+            masks = nvml.nvmlDeviceGetCpuAffinity(handle, words)
+            # Words of 64 bits, the first CPUs' word first.
+            bits = sum(mask << _WORD_BITS * word for word, mask in enumerate(masks))
+            near.append({cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1})
     # As the library does: GPUs are dealt out to ranks in turn.
     return [near[rank % len(near)] for rank in range(ranks)] if near else [set()] * ranks
 
@@ -116,7 +111,7 @@ def describe_cpus(requested: int) -> dict[str, Any]:
     """
     usable = float(min(requested, len(os.sched_getaffinity(0))))
     model = read_field("/proc/cpuinfo", "model name") or platform.machine()
-    return {"cpu": model, "cpus": min(usable, cgroup_limit(_OWN_CGROUPS, _CGROUPS) or usable)}
+    return {"cpu": model, "cpus": min(usable, cgroup_limit() or usable)}
 
 
 def compute_on_one_core() -> float:
@@ -131,33 +126,39 @@ def compute_on_one_core() -> float:
     return min(seconds() for _ in range(_ROUNDS))
 
 
-def cgroup_limit(own: Path, root: Path) -> float | None:
-    """How many CPUs' time cgroups leave to a process; None if there is no limit, or none that can be read.
+def cgroup_limit(root: Path = _ROOT) -> float | None:
+    """How many CPUs' time cgroups leave to this process; None if there is no limit, or none that can be read.
 
-    Args:
-        own: The process's list of its cgroups, as in /proc/self/cgroup.
-        root: Where cgroups are mounted.
+    ``root`` replaces ``/`` in tests.
+    """
+    limits: list[float] = []
+    for each in own_cgroups("cpu", root):
+        # One that is unlimited ("max", or -1) is no number of microseconds.
+        with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
+            if (each / "cpu.max").exists():
+                quota, period = (each / "cpu.max").read_text().split()
+            else:
+                quota, period = ((each / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
+            if int(quota) > 0:
+                limits.append(int(quota) / int(period))
+    return min(limits, default=None)
+
+
+def own_cgroups(controller: str, root: Path = _ROOT) -> list[Path]:
+    """The cgroups of this process for a ``controller``, each before those around it, version 1 before version 2.
+
+    Of version 2, some may lack the controller; in a container, all but the outermost may be missing. ``root`` replaces
+    ``/`` in tests.
     """
     try:
-        lines = [line.split(":", 2) for line in own.read_text(encoding="utf-8").splitlines()]
+        lines = (root / "proc/self/cgroup").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
-        return None
-    limits: list[float] = []
-    for _, controllers, path in (line for line in lines if len(line) == 3):
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mount = root / controllers if controllers else root
-        directory = mount / path.lstrip("/")
-        # A limit holds for all cgroups below. In a container the path may be one of the machine's.
-        for each in (directory, *directory.parents):
-            if not each.is_relative_to(mount):
-                break
-            # One that is unlimited ("max", or -1) is no number of microseconds.
-            with contextlib.suppress(OSError, ValueError, ZeroDivisionError):
-                if (each / "cpu.max").exists():
-                    quota, period = (each / "cpu.max").read_text().split()
-                else:
-                    quota, period = ((each / f"cpu.cfs_{name}_us").read_text() for name in ("quota", "period"))
-                if int(quota) > 0:
-                    limits.append(int(quota) / int(period))
-    return min(limits, default=None)
+        return []
+    folders: list[Path] = []
+    for line in sorted(lines, key=lambda line: line.startswith("0::")):
+        controllers, _, path = line.partition(":")[2].partition(":")
+        if not controllers or controller in controllers.split(","):
+            mount = root / "sys/fs/cgroup" / controllers
+            inner = mount / path.lstrip("/")
+            folders += [each for each in (inner, *inner.parents) if each.is_relative_to(mount)]
+    return folders

@@ -46,7 +46,7 @@ def driver_version(nvml: Any | None) -> str | None:
     if nvml is None:
         return None
     try:
-        with _session(nvml):
+        with nvml_session(nvml):
             return _decoded(nvml.nvmlSystemGetDriverVersion())
     except nvml.NVMLError:
         return None
@@ -119,7 +119,7 @@ def _query_nvml(nvml: Any | None, visible: str | None) -> Facts:
     if nvml is None:
         return {"nvml": "nvidia-ml-py is not installed", **no_facts}
     try:
-        with _session(nvml):
+        with nvml_session(nvml):
             entries = visible_devices(visible, nvml.nvmlDeviceGetCount())
             gpus = [gpu for entry in entries if (gpu := _gpu(nvml, entry)) is not None]
     except nvml.NVMLError as error:
@@ -141,7 +141,8 @@ def open_gpus(nvml: Any, visible: str | None) -> list[Any]:
 
 
 @contextmanager
-def _session(nvml: Any) -> Iterator[None]:
+def nvml_session(nvml: Any) -> Iterator[None]:
+    """A context in which NVML can be asked. Raises NVMLError. ``nvml``: the module of nvidia-ml-py."""
     nvml.nvmlInit()
     try:
         yield

@@ -123,12 +123,6 @@ def test_the_work_of_a_command_is_done_if_that_of_all_of_its_ranks_is(attempt: A
 
 
 GIB = 2**30
-V2_MOUNT = "30 23 0:26 / /sys/fs/cgroup rw,nosuid shared:4 - cgroup2 cgroup2 rw,nsdelegate\n"
-V1_MOUNTS = (
-    "32 31 0:29 / /sys/fs/cgroup/cpu rw,relatime - cgroup cgroup rw,cpu\n"
-    "35 31 0:32 / /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory\n"
-    "41 31 0:38 / /sys/fs/cgroup/unified rw,relatime - cgroup2 cgroup2 rw\n"
-)
 TASK = "slurm/uid_7/job_5/step_0/task_0"
 
 
@@ -146,7 +140,6 @@ class Machine:
     def v2(self, *, kills: int, cgroup: str = f"0::/{TASK}\n") -> None:
         """Version 2, with a limit on the job's cgroup only."""
         self.write("proc/self/cgroup", cgroup)
-        self.write("proc/self/mountinfo", "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n" + V2_MOUNT)
         self.write(f"sys/fs/cgroup/{TASK}/memory.events", f"low 0\noom 9\noom_kill {kills}\noom_group_kill 0\n")
         self.write(f"sys/fs/cgroup/{TASK}/memory.max", "max\n")
         self.write("sys/fs/cgroup/slurm/uid_7/job_5/memory.max", f"{4 * GIB}\n")
@@ -154,7 +147,6 @@ class Machine:
     def v1(self, *, kills: int) -> None:
         """Version 1 beside a version 2 without a memory controller."""
         self.write("proc/self/cgroup", f"4:memory:/{TASK}\n2:cpu,cpuacct:/\n0::/elsewhere\n")
-        self.write("proc/self/mountinfo", V1_MOUNTS)
         folder = f"sys/fs/cgroup/memory/{TASK}"
         self.write(f"{folder}/memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
         self.write(f"{folder}/memory.limit_in_bytes", f"{2 * GIB}\n")
@@ -191,7 +183,6 @@ def test_the_smallest_limit_around_a_process_holds(machine: Machine) -> None:
 @pytest.mark.parametrize("cgroup", ["0::/../outside\n", "0::/docker/abc\n", "0::/\n"])
 def test_a_container_reads_its_own_part_of_the_hierarchy(machine: Machine, cgroup: str) -> None:
     machine.v2(kills=0, cgroup=cgroup)
-    machine.write("proc/self/mountinfo", V2_MOUNT.replace(" / ", " /docker/abc ", 1))
     machine.write("sys/fs/cgroup/memory.events", "oom_kill 5\n")
     machine.write("sys/fs/cgroup/memory.max", f"{GIB}\n")
     assert memory_events(machine.root) == MemoryEvents(kills=5, limit_bytes=GIB)
@@ -217,14 +208,13 @@ def test_unreadable_files_give_unknown_counts(machine: Machine) -> None:
     assert MemoryEvents(kills=1).since(MemoryEvents(kills=2)).kills == 0
 
 
-@given(cgroup=st.text(), mountinfo=st.text() | st.text().map(lambda text: f"1 2 3 {text} / - cgroup2 {text}"))
-@example(cgroup="x" * 300, mountinfo="1 2 3 / / - cgroup2 x")
-@example(cgroup="x", mountinfo="1 2 3 / /\0 - cgroup2 x")
-def test_reading_cgroups_never_raises(tmp_path_factory: pytest.TempPathFactory, cgroup: str, mountinfo: str) -> None:
+@given(cgroup=st.text())
+@example(cgroup="x" * 300)
+@example(cgroup="x\0")
+def test_reading_cgroups_never_raises(tmp_path_factory: pytest.TempPathFactory, cgroup: str) -> None:
     machine = Machine(tmp_path_factory.getbasetemp() / "machine")
     (machine.root / "proc/self").mkdir(parents=True, exist_ok=True)
     (machine.root / "proc/self/cgroup").write_bytes(f"0::/{cgroup}".encode("utf-8", "surrogatepass"))
-    (machine.root / "proc/self/mountinfo").write_bytes(mountinfo.encode("utf-8", "surrogatepass"))
     assert memory_events(machine.root).limit_bytes is None
 
 

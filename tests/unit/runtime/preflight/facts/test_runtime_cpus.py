@@ -40,6 +40,12 @@ def test_a_process_may_use_at_most_the_cpus_that_were_requested() -> None:
     assert describe_cpus(1)["cpu"]
 
 
+def write_own(root: Path, text: str) -> None:
+    """Say which cgroups this process is in."""
+    (root / "proc/self").mkdir(parents=True)
+    (root / "proc/self/cgroup").write_text(text)
+
+
 @pytest.mark.parametrize(
     ("outer", "inner", "limit"),
     [("max 100000", "max 100000", None), ("max 100000", "50000 100000", 0.5), ("25000 100000", "200000 100000", 0.25)],
@@ -47,19 +53,18 @@ def test_a_process_may_use_at_most_the_cpus_that_were_requested() -> None:
 def test_the_lowest_limit_of_a_cgroup_and_those_above_counts(
     tmp_path: Path, outer: str, inner: str, limit: float | None
 ) -> None:
-    (tmp_path / "job" / "step").mkdir(parents=True)
-    (tmp_path / "job" / "cpu.max").write_text(outer + "\n")
-    (tmp_path / "job" / "step" / "cpu.max").write_text(inner + "\n")
-    own = tmp_path / "own"
-    own.write_text("0::/job/step\n")
-    assert cgroup_limit(own, tmp_path) == limit
+    job = tmp_path / "sys/fs/cgroup/job"
+    (job / "step").mkdir(parents=True)
+    (job / "cpu.max").write_text(outer + "\n")
+    (job / "step" / "cpu.max").write_text(inner + "\n")
+    write_own(tmp_path, "0::/job/step\n")
+    assert cgroup_limit(tmp_path) == limit
 
 
 def test_limits_of_the_first_version_of_cgroups_count_too(tmp_path: Path) -> None:
-    directory = tmp_path / "cpu,cpuacct" / "job"
+    directory = tmp_path / "sys/fs/cgroup/cpu,cpuacct/job"
     directory.mkdir(parents=True)
     (directory / "cpu.cfs_quota_us").write_text("150000\n")
     (directory / "cpu.cfs_period_us").write_text("100000\n")
-    own = tmp_path / "own"
-    own.write_text("4:cpu,cpuacct:/job\n3:memory:/job\n")
-    assert cgroup_limit(own, tmp_path) == 1.5
+    write_own(tmp_path, "4:cpu,cpuacct:/job\n3:memory:/job\n")
+    assert cgroup_limit(tmp_path) == 1.5

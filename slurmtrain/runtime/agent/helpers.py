@@ -25,12 +25,18 @@ from slurmtrain.model.experiment.plan import REDACTED, Plan
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.run.events.agent_events import HelperFailed, NodeEnded
-from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
+from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.urls import redact
 from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks, take_limits
-from slurmtrain.runtime.environment.setup_script import TEARDOWN_S, last_line, local_script, node_script, without_place
+from slurmtrain.runtime.environment.setup_script import (
+    TEARDOWN_S,
+    describe_failed_line,
+    last_line,
+    local_script,
+    node_script,
+)
 from slurmtrain.runtime.job.run_reader import read_events, wait_for_node_0
 from slurmtrain.system.files import (
     FILE_MODE,
@@ -161,17 +167,12 @@ class NodeHelpers:
         # Whoever was killed may have reported a part.
         pairs = (entry.partition("=") for entry in entries if entry and process.returncode >= 0)
         exported = {key: value for key, _, value in pairs}
-        return ("" if process.returncode == 0 else self._problem(name, lines, first, process.returncode)), exported
-
-    def _problem(self, name: str, lines: Sequence[str], answer: str, code: int) -> str:
-        """Why lines have failed, from the ``answer`` of their shell, "CODE LINE", and its exit code."""
-        where, texts = f"'{name}'", "\n".join(lines).split("\n")
-        if answer:
-            code, number = map(int, answer.split())
-            if 0 < number <= len(texts):
-                where = f"line {number} of '{name}' ({redact(texts[number - 1].strip())})"
-        output = without_place(last_line(self._attempt.helper_log(name, self._node)))
-        return f"{where} failed with code {code}" + (f": {output}" if output else "")
+        if process.returncode == 0:
+            return "", exported
+        # Its own answer is "CODE LINE".
+        code, number = map(int, first.split()) if first else (process.returncode, 0)
+        log = self._attempt.helper_log(name, self._node)
+        return describe_failed_line(name, lines, (code, number), log), exported
 
     def _start(
         self, command: Sequence[str], name: str, directory: Path, pass_fds: Sequence[int] = ()
@@ -266,7 +267,18 @@ def _run_setup_lines(plan: Plan, attempt: AttemptDir, node: Node, stopped: Calla
         write_atomically(submission.setup, local_script(plan, submission, node.job_id).encode(), private=True)
         before = dict(os.environ)
         handle = os.memfd_create("slurmtrain-setup")
-        process = _start_setup_shell(submission, handle)
+        # With the user's limit of open files, not an agent's.
+        soft = soft_limit_of_ranks()
+        limit = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
+        reporter = [sys.executable, "-m", "slurmtrain.runtime.task", "report", str(handle)]
+        process = subprocess.Popen(
+            ["bash", "-c", 'ulimit -Sn "$1"; exec bash "${@:2}"', "bash", limit, str(submission.setup), *reporter],
+            env={**os.environ, variables.HELPER: "setup"},
+            stdin=subprocess.DEVNULL,
+            start_new_session=True,
+            pass_fds=(handle,),
+        )
+        HELPERS.add(process.pid)
         while process.poll() is None and not stopped():
             time.sleep(_POLL_S)
         if process.returncode is None:
@@ -300,22 +312,6 @@ def changes(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, An
     """
     changed = {name: value for name, value in after.items() if before.get(name) != value and name not in _OF_SHELL}
     return {"changed": changed, "removed": sorted(before.keys() - after.keys() - _OF_SHELL)}
-
-
-def _start_setup_shell(submission: SubmissionDir, handle: int) -> subprocess.Popen[bytes]:
-    """Start the shell of setup, with the user's limit of open files, not an agent's."""
-    soft = soft_limit_of_ranks()
-    limit = "unlimited" if soft == resource.RLIM_INFINITY else str(soft)
-    reporter = [sys.executable, "-m", "slurmtrain.runtime.task", "report", str(handle)]
-    process = subprocess.Popen(
-        ["bash", "-c", 'ulimit -Sn "$1"; exec bash "${@:2}"', "bash", limit, str(submission.setup), *reporter],
-        env={**os.environ, variables.HELPER: "setup"},
-        stdin=subprocess.DEVNULL,
-        start_new_session=True,
-        pass_fds=(handle,),
-    )
-    HELPERS.add(process.pid)
-    return process
 
 
 def _read_changes(attempt: AttemptDir) -> dict[str, Any] | None:

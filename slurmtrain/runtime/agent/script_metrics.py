@@ -26,13 +26,12 @@ from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.metrics.script_output import LineReader, OutputRow, StepCounter, reader_of
 from slurmtrain.model.run.events.rank_events import ScriptProgressed, ScriptUnread
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
-from slurmtrain.runtime.checkpoint.writer_process import IGNORED
+from slurmtrain.runtime.checkpoint.writer_process import IGNORED, begin_helper
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.job.metrics import MetricsFile
 from slurmtrain.runtime.job.run_reader import logged_step
 from slurmtrain.system.child_process import HelperProcess
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.inherited import PRIVATE
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.owned_files import open_readable
 
@@ -350,11 +349,7 @@ def _start_beside(module: str, orders: Orders | LiveOrders, problem: str) -> Met
 
 def read_output() -> None:
     """Read until standard input ends, and then what is left."""
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    # The agent started this process with these signals blocked.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
-    os.umask(PRIVATE)
+    begin_helper()
     line = b""
     # Not one byte more than the first line, so that the end of standard input can be waited for.
     while not line.endswith(b"\n"):

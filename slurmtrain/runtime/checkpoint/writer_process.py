@@ -40,13 +40,18 @@ FENCED = "another attempt has taken over this run; nothing was published"
 DELETED = "the run's directory was deleted; nothing was published"
 
 
-def serve_rank(arguments: list[str]) -> None:
-    """Execute orders until the rank closes its end; ``arguments`` are the two file descriptors."""
+def begin_helper() -> None:
+    """Begin as a process that completes its work for a rank or an agent after signals to all processes of the job."""
     for number in IGNORED:
         signal.signal(number, signal.SIG_IGN)
-    # The rank started this process with these signals blocked.
+    # It was started with these signals blocked.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
     os.umask(PRIVATE)
+
+
+def serve_rank(arguments: list[str]) -> None:
+    """Execute orders until the rank closes its end; ``arguments`` are the two file descriptors."""
+    begin_helper()
     _call_oneself(_NAME)
     memory = _Memory(int(arguments[0]))
     verbs: dict[str, Callable[[Mapping[str, Any]], dict[str, Any]]] = {

@@ -124,13 +124,25 @@ def take_setup_failure(plan: Plan, attempt: AttemptDir) -> ExitReport | None:
         with contextlib.suppress(OSError, PathError):
             make_directory(attempt.logs, private=True)
             write_atomically(attempt.setup_log, read_readable(other.setup_log), private=True)
-    lines = "\n".join(plan.spec.setup).split("\n")
-    where = "'setup'"
-    if 0 < int(number) <= len(lines):
-        where = f"line {number} of 'setup' ({_shorten_line(redact(lines[int(number) - 1].strip()))})"
-    output = without_place(last_line(attempt.setup_log))
-    reason = f"{where} failed with code {code}" + (f": {output}" if output else "")
+    reason = describe_failed_line("setup", plan.spec.setup, (int(code), int(number)), attempt.setup_log)
     return ExitReport(cause="crash", reason=reason, failed_at=time.time())
+
+
+def describe_failed_line(key: str, lines: Sequence[str], failure: tuple[int, int], log: Path) -> str:
+    """Why lines of shell have failed, as a sentence without a full stop.
+
+    Args:
+        key: The lines' key in the spec.
+        lines: The lines.
+        failure: The exit code, and the number of the line, from 1; 0: unknown.
+        log: What they have printed; the last line of it counts.
+    """
+    (code, number), texts = failure, "\n".join(lines).split("\n")
+    is_known = 0 < number <= len(texts)
+    line = f"line {number} of '{key}' ({_shorten_line(redact(texts[number - 1].strip()))})" if is_known else f"'{key}'"
+    # Without the place in a script that the user has not written.
+    output = _PLACE.sub("", last_line(log))
+    return f"{line} failed with code {code}" + (f": {output}" if output else "")
 
 
 def last_line(log: Path) -> str:
@@ -188,15 +200,6 @@ def use_variables_of_ranks(environ: MutableMapping[str, str]) -> None:
         del environ[name]
     for name in names.split():
         environ[name] = environ.pop(variables.OF_RANKS + name, "")
-
-
-def without_place(line: str) -> str:
-    """A message of bash without the place in a script that the user has not written.
-
-    Args:
-        line: the message.
-    """
-    return _PLACE.sub("", line)
 
 
 def _shorten_line(text: str) -> str:

@@ -34,11 +34,10 @@ from slurmtrain.model.run.events.base import select as select_events
 from slurmtrain.model.run.events.command_events import MlflowRunLinked
 from slurmtrain.model.run.layout import JOURNALS, RunDir, RunsRoot
 from slurmtrain.runtime.agent.script_metrics import LiveOrders
-from slurmtrain.runtime.checkpoint.writer_process import IGNORED
+from slurmtrain.runtime.checkpoint.writer_process import begin_helper
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.runtime.job.run_reader import logged_lines, read_events, read_run
 from slurmtrain.system.files import read_json, write_json
-from slurmtrain.system.inherited import PRIVATE
 from slurmtrain.system.journal import command_journal
 from slurmtrain.tracking.to_mlflow import rest_client
 from slurmtrain.tracking.to_mlflow.mlflow_runs import MlflowRuns
@@ -250,11 +249,7 @@ def _report(text: str) -> None:
 def run_sender() -> None:
     """Send until standard input ends, and then what is left."""
     # What ends the job reaches all of its processes, and the last metrics are sent only after that.
-    for number in IGNORED:
-        signal.signal(number, signal.SIG_IGN)
-    # The agent started this process with these signals blocked.
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, IGNORED)
-    os.umask(PRIVATE)
+    begin_helper()
     os.nice(_NICE)
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_DATA, (_MOST_BYTES, _MOST_BYTES))

@@ -119,7 +119,15 @@ def step_by_key(tree: FileTree, names: Sequence[str]) -> int | None:
     """
     for name in sorted(tree.sizes):
         with contextlib.suppress(CheckpointError, OSError, ValueError, RecursionError):
-            value = _value_under(_read_dictionary(tree.path / name, name or tree.path.name), names)
+            path, label = tree.path / name, name or tree.path.name
+            if label.endswith(".safetensors"):
+                held: Any = (read_header(path)[0] or {}).get(METADATA)
+            elif label.endswith(".json"):
+                with open_readable(path) as file:
+                    held = json.loads(file.read(_LIMIT_BYTES))
+            else:
+                held = read_archive(path, label) if is_archive(path) else None
+            value = _value_under(held, names)
             # It may be written as text, as all metadata of safetensors is, or as a whole floating-point number.
             if isinstance(value, str) and value.isdecimal():
                 return int(value)
@@ -127,16 +135,6 @@ def step_by_key(tree: FileTree, names: Sequence[str]) -> int | None:
             if (step := as_step(int(value) if whole else value)) is not None:
                 return step
     return None
-
-
-def _read_dictionary(path: Path, name: str) -> Any:
-    """The dictionary that a file holds; None if it holds none that can be read."""
-    if name.endswith(".safetensors"):
-        return (read_header(path)[0] or {}).get(METADATA)
-    if name.endswith(".json"):
-        with open_readable(path) as file:
-            return json.loads(file.read(_LIMIT_BYTES))
-    return read_archive(path, name) if is_archive(path) else None
 
 
 def _value_under(value: Any, names: Sequence[str]) -> Any:
@@ -336,8 +334,30 @@ def find_checkpoints(search: Search) -> list[ExternalCheckpoint]:
 
     A step that none tells is the one that was logged last when it was saved, which says nothing about their order.
     """
-    candidates = [_judge(search, each) for each in _with_neighbours(search, list(_matching_candidates(search)))]
-    checkpoints = [_with_step(search, each) for each in _compare_files(candidates)]
+    candidates: list[_Candidate] = []
+    for name in glob.glob(search.pattern, recursive=True):  # noqa: PTH207 (pathlib takes no absolute patterns)
+        path = Path(name)
+        # What cannot be read is gone, or leads nowhere.
+        with contextlib.suppress(OSError):
+            if is_unfinished(path.name):
+                continue
+            tree = list_tree(path)
+            recognized = format_of(tree, search.format)
+            if (folders := recognized.checkpoints_within(tree)) is not None:
+                candidates += [_Candidate(tree.below(folder), recognized) for folder in folders]
+            elif tree.sizes:
+                candidates.append(_Candidate(tree, recognized))
+    # Directories of trainers contain files of simpler formats: one whose save has only begun looks like a simpler one, so
+    # that it gets the format of a trainer that most directories have.
+    trainers = Counter(each.format.NAME for each in candidates if each.tree.is_directory)
+    common = next((name for name, _ in trainers.most_common() if name in _of_trainers()), None)
+    for each in candidates:
+        is_simple = each.tree.is_directory and each.format.NAME not in _of_trainers()
+        if common is not None and is_simple and search.format in (AUTO, OWN):
+            each.format = format_of(each.tree, common)
+        each.judge(search)
+    _note_missing_files(candidates)
+    checkpoints = [each.described(search) for each in candidates]
     checkpoints = [each for each in checkpoints if search.since is None or each.saved_at >= search.since]
     complete = [each for each in checkpoints if each.complete]
     # If all complete ones have a step, the highest is the newest; or else, if all their names have a number, the
@@ -348,101 +368,68 @@ def find_checkpoints(search: Search) -> list[ExternalCheckpoint]:
         checkpoints.sort(key=lambda each: (last_number(each.path.name) or 0, each.saved_at), reverse=True)
     else:
         checkpoints.sort(key=lambda each: each.saved_at, reverse=True)
-    for position, each in enumerate(checkpoints):
-        if each.step is None and each.complete and search.run is not None:
-            step = logged_step(search.run, each.saved_at)
-            checkpoints[position] = each if step is None else replace(each, step=step, step_from=FROM_LOG)
+    for position, checkpoint in enumerate(checkpoints):
+        if checkpoint.step is None and checkpoint.complete and search.run is not None:
+            step = logged_step(search.run, checkpoint.saved_at)
+            if step is not None:
+                checkpoints[position] = replace(checkpoint, step=step, step_from=FROM_LOG)
     return checkpoints
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Candidate:
+    """What a pattern matches. ``problem``: why it is not complete, once it is judged; None if it is."""
+
     tree: FileTree
     format: Format
     problem: str | None = None
 
+    def judge(self, search: Search) -> None:
+        """Find out whether it is complete."""
+        tree = self.tree
+        try:
+            # Others may be able to write to it, since scripts save with any umask; but in a directory that is shared,
+            # anybody could add what would be the newest.
+            check_owner(tree.path.stat(), tree.path)
+            self.problem = self.format.problem(tree, search.ranks if tree.saved_at >= search.began_at else 1)
+        except UntrustedPath as error:
+            self.problem = error.why
+        except FileNotFoundError:
+            self.problem = "it is being deleted"
+        except OSError as error:
+            self.problem = f"it cannot be read: {error.strerror}"
 
-def _matching_candidates(search: Search) -> Iterator[_Candidate]:
-    for name in glob.glob(search.pattern, recursive=True):  # noqa: PTH207 (pathlib takes no absolute patterns)
-        path = Path(name)
-        # What cannot be read is gone, or leads nowhere.
-        with contextlib.suppress(OSError):
-            if is_unfinished(path.name):
-                continue
-            tree = list_tree(path)
-            recognized = format_of(tree, search.format)
-            if (folders := recognized.checkpoints_within(tree)) is not None:
-                for folder in folders:
-                    yield _Candidate(tree.below(folder), recognized)
-            elif tree.sizes:
-                yield _Candidate(tree, recognized)
+    def step(self, search: Search) -> int | None:
+        """The step by the spec's key or pattern; else the one inside; else the one in the name."""
+        if (key := step_key(search.step)) is not None:
+            return step_by_key(self.tree, key) if self.problem is None else None
+        if search.step is not None:
+            return step_by_pattern(search.step, str(self.tree.path))
+        if self.problem is None:
+            with contextlib.suppress(CheckpointError, OSError):
+                if (step := self.format.step(self.tree)) is not None:
+                    return step
+        return self.format.step_in_name(self.tree.path.name)
 
-
-def _with_neighbours(search: Search, candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
-    """Candidates with the format of a trainer that most directories have, if their own shows nothing of it yet."""
-    # Directories of trainers contain files of simpler formats: one whose save has only begun looks like a simpler one.
-    trainers = Counter(each.format.NAME for each in candidates if each.tree.is_directory)
-    common = next((name for name, _ in trainers.most_common() if name in _of_trainers()), None)
-    for each in candidates:
-        simple = each.tree.is_directory and each.format.NAME not in _of_trainers()
-        if common is not None and simple and search.format in (AUTO, OWN):
-            yield replace(each, format=format_of(each.tree, common))
-        else:
-            yield each
-
-
-def _judge(search: Search, candidate: _Candidate) -> _Candidate:
-    tree = candidate.tree
-    try:
-        # Others may be able to write to it, since scripts save with any umask; but in a directory that is shared,
-        # anybody could add what would be the newest.
-        check_owner(tree.path.stat(), tree.path)
-        problem = candidate.format.problem(tree, search.ranks if tree.saved_at >= search.began_at else 1)
-    except UntrustedPath as error:
-        problem = error.why
-    except FileNotFoundError:
-        problem = "it is being deleted"
-    except OSError as error:
-        problem = f"it cannot be read: {error.strerror}"
-    return replace(candidate, problem=problem)
+    def described(self, search: Search) -> ExternalCheckpoint:
+        """It as others see it."""
+        tree = self.tree
+        return ExternalCheckpoint(
+            path=tree.path,
+            format=self.format.NAME,
+            step=self.step(search),
+            bytes=tree.bytes,
+            saved_at=tree.saved_at,
+            problem=self.problem,
+        )
 
 
-def _compare_files(candidates: Sequence[_Candidate]) -> Iterator[_Candidate]:
-    """Candidates; a complete one that alone lacks a file which all others have was cut off while it was saved."""
-    files = {id(each): each.format.optional_files(each.tree) for each in candidates if each.problem is None}
-    for each in candidates:
-        others = [
-            files[id(other)]
-            for other in candidates
-            if other is not each and other.problem is None and other.format is each.format
-        ]
+def _note_missing_files(candidates: Sequence[_Candidate]) -> None:
+    """A complete candidate that alone lacks a file which all others have was cut off while it was saved."""
+    complete = [(each, each.format.optional_files(each.tree)) for each in candidates if each.problem is None]
+    for each, files in complete:
+        others = [held for other, held in complete if other is not each and other.format is each.format]
         # Once two lack a file, the script no longer saves it.
-        missing = set.intersection(*others) - files[id(each)] if others and each.problem is None else set()
-        yield replace(each, problem=f"{min(missing)} is missing, which the others have") if missing else each
-
-
-def _with_step(search: Search, candidate: _Candidate) -> ExternalCheckpoint:
-    tree = candidate.tree
-    return ExternalCheckpoint(
-        path=tree.path,
-        format=candidate.format.NAME,
-        step=_step_of_candidate(search, candidate),
-        bytes=tree.bytes,
-        saved_at=tree.saved_at,
-        problem=candidate.problem,
-    )
-
-
-def _step_of_candidate(search: Search, candidate: _Candidate) -> int | None:
-    """The step by the spec's key or pattern; else the one inside; else the one in the name."""
-    tree = candidate.tree
-    if (key := step_key(search.step)) is not None:
-        return step_by_key(tree, key) if candidate.problem is None else None
-    if search.step is not None:
-        return step_by_pattern(search.step, str(tree.path))
-    if candidate.problem is None:
-        with contextlib.suppress(CheckpointError, OSError):
-            step = candidate.format.step(tree)
-            if step is not None:
-                return step
-    return candidate.format.step_in_name(tree.path.name)
+        missing = set.intersection(*others) - files if others else set()
+        if missing:
+            each.problem = f"{min(missing)} is missing, which the others have"

@@ -8,6 +8,7 @@ import hashlib
 import json
 import os
 import re
+import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,13 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from slurmtrain.model.environment import Package, Software
+from slurmtrain.runtime.code.git import NoGit, run_git
 from slurmtrain.system.owned_files import read_readable
 
 _INSTALLED = re.compile(r"(.+)-([^-]+)\.(?:dist|egg)-info(?:\.?)")
 _HASH_DIGITS = 16
 _COMMIT_DIGITS = 12
+_GIT_S = 5.0
 
 
 def read_software(python: Path) -> Software:
@@ -72,33 +75,10 @@ def _detail(installed: Path) -> str:
 
 
 def revision_of(directory: Path) -> str:
-    """The commit that is checked out in a directory, read without git, which would take longer; empty if unknown."""
-    with contextlib.suppress(OSError, ValueError):
-        for parent in (directory, *directory.parents):
-            place = parent / ".git"
-            if place.exists():
-                return next(_revisions(place), "")
+    """The commit that is checked out in a directory; empty if git does not tell."""
+    with contextlib.suppress(NoGit, subprocess.TimeoutExpired):
+        return run_git(directory, "rev-parse", "HEAD", timeout_s=_GIT_S).decode().strip()
     return ""
-
-
-def _revisions(place: Path) -> Iterator[str]:
-    """What ``HEAD`` of a repository stands for; of a work tree or submodule, ``.git`` names its directory."""
-    if place.is_file():
-        place = (place.parent / read_readable(place).decode().removeprefix("gitdir:").strip()).resolve()
-    head = read_readable(place / "HEAD").decode().strip()
-    if not head.startswith("ref:"):
-        yield head
-        return
-    reference = head.removeprefix("ref:").strip()
-    common = place / "commondir"
-    shared = (place / read_readable(common).decode().strip()).resolve() if common.exists() else place
-    if (shared / reference).is_file():
-        yield read_readable(shared / reference).decode().strip()
-    elif (shared / "packed-refs").is_file():
-        for line in read_readable(shared / "packed-refs").decode(errors="replace").splitlines():
-            commit, _, name = line.partition(" ")
-            if name == reference:
-                yield commit
 
 
 # --- packages of a repository that are installed as editable ----------------------------------------------------------

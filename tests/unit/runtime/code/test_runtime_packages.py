@@ -47,7 +47,8 @@ def test_an_editable_package_has_its_directory_and_revision(python: Path, tmp_pa
     (installed / "direct_url.json").write_text(json.dumps({"url": source.as_uri(), "dir_info": {"editable": True}}))
     assert read_software(python).packages["mine"] == Package("0.1", f"editable {source}, {commit[:12]}")
     subprocess.run(["git", "-C", str(source), "pack-refs", "--all"], check=True)
-    assert revision_of(source / "deep" / "er") == commit.strip()
+    (source / "deep").mkdir()
+    assert revision_of(source / "deep") == commit.strip()
     subprocess.run(["git", "-C", str(source), "worktree", "add", "-q", str(tmp_path / "tree")], check=True)
     assert revision_of(tmp_path / "tree") == commit.strip()
     assert revision_of(tmp_path) == ""

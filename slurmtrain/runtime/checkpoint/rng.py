@@ -62,18 +62,19 @@ def seed_all(seed: int) -> None:
 
     Torch has imported NumPy if it is installed: a script cannot import it later without having it seeded.
     """
-    random.seed(seed)
     torch.manual_seed(seed % 2**63)
+    seed_modules(seed)
+
+
+def seed_modules(number: int) -> None:
+    """Seed the generators of Python and NumPy with a ``number`` of up to 64 bits."""
+    random.seed(number)
     if "numpy" in sys.modules:
         # NumPy's global generator takes 32 bits.
-        sys.modules["numpy"].random.seed(seed % 2**32)
+        sys.modules["numpy"].random.seed(number % 2**32)
 
 
 # --- what a spec demands: 'seed' and 'deterministic' ------------------------------------------------------------------
-
-
-# How torch begins the end of its message about an operation that has no deterministic implementation.
-_REFUSED = "does not have a deterministic implementation"
 
 
 def make_repeatable(worker: Worker) -> None:
@@ -110,18 +111,3 @@ def share_random_numbers(ranks: RankGroup, size: int) -> None:
         torch.save(capture(ranks.device), packed)
         first = ranks.gather(packed.getvalue())[ranks.rank - ranks.rank % size]
         restore(torch.load(io.BytesIO(first), weights_only=True), ranks.device)
-
-
-def name_key(message: str) -> str:
-    """The message of an exception that ended a rank, with the key of the spec if that is its reason.
-
-    Args:
-        message: What the exception says.
-    """
-    if _REFUSED not in message:
-        return message
-    operation = message.partition(_REFUSED)[0].strip()
-    return (
-        f"{operation} has no deterministic implementation, which 'deterministic: true' in the spec demands; use "
-        f"another operation, or remove the key ({message})"
-    )

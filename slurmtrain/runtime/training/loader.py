@@ -21,13 +21,8 @@ import xxhash
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset, TensorDataset
 
 from slurmtrain.errors import CheckpointError, DataError
-from slurmtrain.model.batches import (
-    DataPosition,
-    Division,
-    StepBatch,
-    loss_weight,
-    own_places,
-)
+from slurmtrain.model.batches import DataPosition, Division, StepBatch, loss_weight, own_places
+from slurmtrain.runtime.checkpoint.rng import seed_modules
 from slurmtrain.runtime.training.parallel import Shares
 
 # Any seed: with it, the next numbers show whether numbers were drawn.
@@ -108,13 +103,6 @@ def _reads_batches(dataset: Any) -> bool:
         # It has the method in any case, and without one in its dataset only calls that for each sample.
         return _reads_batches(dataset.dataset)
     return callable(getattr(dataset, "__getitems__", None))
-
-
-def seed_modules(number: int) -> None:
-    """Seed the generators of Python and NumPy with a ``number`` of up to 64 bits."""
-    random.seed(number)
-    if "numpy" in sys.modules:
-        sys.modules["numpy"].random.seed(number % 2**32)
 
 
 def _next_numbers() -> tuple[float, ...]:
@@ -406,7 +394,25 @@ class Loaders:
         ``dataset``, ``batch_size``, ``shuffle``, ``drop_last`` and ``seed`` have a parameter each there; ``options``
         are all others, which go to torch's DataLoader.
         """
-        _check_dataset(dataset, batch_size, self._shares.ranks, options)
+        ranks = self._shares.ranks
+        for name in sorted(_DECIDED.keys() & options.keys()):
+            raise DataError(f"run.loader() takes no {name!r}: {_DECIDED[name]}; or use torch's own DataLoader")
+        is_listed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
+        if isinstance(dataset, IterableDataset) or not is_listed:
+            raise DataError(
+                f"run.loader() takes a dataset with __getitem__ and __len__, not {type(dataset).__name__}, whose "
+                "samples cannot be divided anew over another number of processes: use torchdata's StatefulDataLoader, "
+                "and run.checkpoint(..., loader=loader)"
+            )
+        if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
+            raise DataError(f"the batch_size of run.loader() is a positive whole number, not {batch_size!r}")
+        if batch_size < ranks:
+            raise DataError(
+                f"the batch_size of run.loader() counts a step's samples on all processes together, and {batch_size} "
+                f"is too few for {ranks} processes: raise it, or take fewer (resources.nodes, resources.procs_per_node)"
+            )
+        if not len(dataset):
+            raise DataError("the dataset of run.loader() is empty")
         division = Division(len(dataset), batch_size, drop_last)
         if not division.steps:
             raise DataError(
@@ -464,24 +470,3 @@ class Loaders:
         """End the workers of all loaders."""
         for loader in self._loaders:
             loader.close()
-
-
-def _check_dataset(dataset: Any, batch_size: int, ranks: int, options: Mapping[str, Any]) -> None:
-    """Raise DataError unless the ``dataset`` can be divided into batches over this many ``ranks``."""
-    for name in sorted(_DECIDED.keys() & options.keys()):
-        raise DataError(f"run.loader() takes no {name!r}: {_DECIDED[name]}; or use torch's own DataLoader")
-    if isinstance(dataset, IterableDataset) or not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")):
-        raise DataError(
-            f"run.loader() takes a dataset with __getitem__ and __len__, not {type(dataset).__name__}, whose samples "
-            "cannot be divided anew over another number of processes: use torchdata's StatefulDataLoader, and "
-            "run.checkpoint(..., loader=loader)"
-        )
-    if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-        raise DataError(f"the batch_size of run.loader() is a positive whole number, not {batch_size!r}")
-    if batch_size < ranks:
-        raise DataError(
-            f"the batch_size of run.loader() counts a step's samples on all processes together, and {batch_size} is "
-            f"too few for {ranks} processes: raise it, or take fewer (resources.nodes, resources.procs_per_node)"
-        )
-    if not len(dataset):
-        raise DataError("the dataset of run.loader() is empty")

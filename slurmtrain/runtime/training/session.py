@@ -31,7 +31,7 @@ from slurmtrain.model.run.events.rank_events import (
 )
 from slurmtrain.model.urls import redact
 from slurmtrain.runtime.checkpoint import checkpoint_files
-from slurmtrain.runtime.checkpoint.rng import make_repeatable, name_key
+from slurmtrain.runtime.checkpoint.rng import make_repeatable
 from slurmtrain.runtime.environment.node import Worker, read_plan
 from slurmtrain.runtime.environment.variables import use_loopback
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -76,15 +76,28 @@ def join_group(
 
     Returns:
         Whether it has joined the group here, and what was elected, if anything.
+
+    Raises:
+        LaunchError: This is rank 0, and it cannot listen for the others.
     """
     if dist.is_initialized():
         return False, None
-    if worker.launched:
-        store, rank, world_size = _open_store(worker, timeout)
-    else:
+    store: dist.Store
+    if not worker.launched:
         # Alone it needs no network, and gloo would look up the name of this machine.
         use_loopback()
         store, rank, world_size = dist.HashStore(), 0, 1
+    elif worker.meets_at is None:
+        # Under a launcher it is what init_process_group takes if it gets no store.
+        store, rank, world_size = next(rendezvous("env://"))
+    else:
+        # Rank 0 listens on the address of the elected network only: a store believes whoever connects.
+        rank, world_size, is_first = worker.rank, worker.world_size, worker.rank == 0
+        listener = _listen(worker.meets_at, world_size) if is_first else None
+        patience = timeout or default_pg_timeout
+        store = dist.TCPStore(
+            *worker.meets_at, None, is_first, patience, wait_for_workers=False, master_listen_fd=listener
+        )
     elected = None
     if backend is None and elects and world_size > 1:
         own = RankHardware(host=socket.gethostname(), **describe_rank(device))
@@ -98,35 +111,6 @@ def join_group(
         backend = "cpu:gloo,cuda:nccl" if uses_nccl else GLOO
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
     return True, elected
-
-
-def _open_store(worker: Worker, timeout: timedelta | None) -> tuple[dist.Store, int, int]:
-    """The store at which ranks meet, the number of this one, and how many there are.
-
-    If the agent has started the ranks, rank 0 listens on the address of the elected network only: a store believes
-    whoever connects. Under a launcher it is what ``init_process_group`` takes if it gets no store.
-
-    Args:
-        worker: Where this process runs.
-        timeout: How long to wait for rank 0; None: torch's default.
-
-    Raises:
-        LaunchError: This is rank 0, and it cannot listen.
-    """
-    if worker.meets_at is None:
-        store, rank, world_size = next(rendezvous("env://"))
-        return store, rank, world_size
-    is_first = worker.rank == 0
-    listener = _listen(worker.meets_at, worker.world_size) if is_first else None
-    opened = dist.TCPStore(
-        *worker.meets_at,
-        None,
-        is_first,
-        timeout or default_pg_timeout,
-        wait_for_workers=False,
-        master_listen_fd=listener,
-    )
-    return opened, worker.rank, worker.world_size
 
 
 def _listen(address: tuple[str, int], world_size: int) -> int:
@@ -311,8 +295,7 @@ class Session(SteppedTraining):
                     self._write(TrainingCompleted(step=self.step))
             elif not isinstance(error, SystemExit | KeyboardInterrupt):
                 # Before anything else: the rank with the earliest event counts as the first to fail.
-                message = str(error) if not self._worker.deterministic else name_key(str(error))
-                message = redact(message)[:_MESSAGE_CHARACTERS]
+                message = redact(str(error))[:_MESSAGE_CHARACTERS]
                 self._write(ExceptionRaised(type=type(error).__name__, message=message))
         finally:
             self._loaders.close()

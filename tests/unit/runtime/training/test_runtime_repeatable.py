@@ -15,7 +15,7 @@ import torch
 from helpers.ranks import Pair
 
 from slurmtrain.runtime.checkpoint import rng
-from slurmtrain.runtime.checkpoint.rng import make_repeatable, name_key, share_random_numbers
+from slurmtrain.runtime.checkpoint.rng import make_repeatable, share_random_numbers
 from slurmtrain.runtime.environment.node import this_worker
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.job.process_group import RankGroup
@@ -56,15 +56,12 @@ def test_without_a_seed_nothing_is_seeded_and_nothing_is_switched() -> None:
     assert not torch.are_deterministic_algorithms_enabled()
 
 
-def test_deterministic_refuses_an_operation_that_has_no_such_algorithm_and_the_error_names_the_key() -> None:
+def test_deterministic_refuses_an_operation_that_has_no_such_algorithm() -> None:
     make_repeatable(replace(this_worker(), deterministic=True))
     assert torch.backends.cudnn.deterministic
     assert not torch.backends.cudnn.benchmark
-    with pytest.raises(RuntimeError) as refused:
+    with pytest.raises(RuntimeError, match="put_ does not have a deterministic implementation"):
         torch.zeros(3).put_(torch.tensor([0, 0]), torch.tensor([1.0, 2.0]))
-    message = name_key(str(refused.value))
-    assert message.startswith("put_ has no deterministic implementation, which 'deterministic: true' in the spec")
-    assert name_key("division by zero") == "division by zero"
 
 
 def test_a_rank_without_a_session_is_repeatable_from_its_import_of_torch_on(tmp_path: Path) -> None:

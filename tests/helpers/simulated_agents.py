@@ -116,7 +116,7 @@ class Ranks(Workers):
         self._exits = RankExits(placement.attempt)
         self._directory = context.directory
         self._first = placement.place
-        number, node = placement.attempt.round, placement.node
+        number, node = placement.attempt.round, placement.config.node
         self.behaviour = self.world.script.get((number, node), COMPLETE)
         process: Any = Process(1000 + 100 * number + node, self.behaviour)
         self._processes = {self._first: process}
@@ -125,9 +125,9 @@ class Ranks(Workers):
 
     def run(self) -> None:
         if self.behaviour == LOST:
-            self.world.lose(self._placement.node, self._control)
+            self.world.lose(self._placement.config.node, self._control)
         self._supervisor.started({number: process.pid for number, process in self._processes.items()})
-        pulse = Pulse.open(self.world.boards[self._placement.node], 0)
+        pulse = Pulse.open(self.world.boards[self._placement.config.node], 0)
         step = 0
         while self.request is None and None in self._exit_codes():
             step += 0 if self.behaviour == HANG else 1
@@ -145,7 +145,7 @@ class Ranks(Workers):
         return self._processes[self._first]
 
     def exits(self) -> list[Exit]:
-        if self._placement.node == 0:
+        if self._placement.config.node == 0:
             self.world.when_ended()
         codes = [process.returncode for process in self._processes.values() if process.returncode is not None]
         lines = [self.world.last_line] if self.behaviour == CRASH else []

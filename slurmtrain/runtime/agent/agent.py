@@ -35,13 +35,7 @@ from slurmtrain.model.run.events.agent_events import (
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM
 from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
-from slurmtrain.runtime.agent.finish import (
-    AttemptFinish,
-    JobQueue,
-    ask_policy,
-    forbid_requeue,
-    state_of_finished_run,
-)
+from slurmtrain.runtime.agent.finish import AttemptFinish, JobQueue, ask_policy, forbid_requeue, state_of_finished_run
 from slurmtrain.runtime.agent.helpers import STOPPED_S, NodeHelpers, wait_for_others
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Begin, MoreNodes, RoundConfig
@@ -105,21 +99,7 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     # What ranks start must remain a descendant of this process, which has to end it.
     become_subreaper()
     raise_soft_limit()
-    submission = SubmissionDir(Path(submission_dir))
-    node = this_node(submission)
-    attempt = submission.run.attempt(node.job_id, node.restart)
-    stage = Stage.first(node.count)
-    if is_extension():
-        if os.environ.get(SETUP_FAILED):
-            sys.exit(f"slurmtrain: 'setup' failed: {os.environ[SETUP_FAILED]}")
-        # They lead to node 0 of this job, not to the attempt's.
-        pop_coordinator_endpoints()
-        growth = load_plugin(GROWTH, "slurm")
-        extension = growth.pop_extension()
-        admission = growth.wait_for_admission(submission, node, extension, lambda: flag.raised is not None)
-        if admission is None:
-            sys.exit(0)
-        attempt, node, stage = admission.attempt, admission.node, admission.stage
+    attempt, node, stage = _place_of_agent(SubmissionDir(Path(submission_dir)), flag)
     make_directory(attempt.path)
     with Journal(attempt.node_journal(node.index)) as journal:
         state = state_of_finished_run(attempt, node)
@@ -158,6 +138,23 @@ def run_node(submission_dir: str, queue: JobQueue | None = None) -> None:
     sys.exit(0 if succeeded or (node.index != 0 and queue is not None) else 1)
 
 
+def _place_of_agent(submission: SubmissionDir, flag: StopFlag) -> tuple[AttemptDir, Node, Stage]:
+    """The attempt that this agent is part of, which may be of another job; exits if that has no use for it."""
+    node = this_node(submission)
+    if not is_extension():
+        return submission.run.attempt(node.job_id, node.restart), node, Stage.first(node.count)
+    if os.environ.get(SETUP_FAILED):
+        sys.exit(f"slurmtrain: 'setup' failed: {os.environ[SETUP_FAILED]}")
+    # They lead to node 0 of this job, not to the attempt's.
+    pop_coordinator_endpoints()
+    growth = load_plugin(GROWTH, "slurm")
+    extension = growth.pop_extension()
+    admission = growth.wait_for_admission(submission, node, extension, lambda: flag.raised is not None)
+    if admission is None:
+        sys.exit(0)
+    return admission.attempt, admission.node, admission.stage
+
+
 class NodeAgent:
     """This node's agent, which hosts the rounds of ranks (:class:`~.rounds.Rounds`)."""
 
@@ -169,19 +166,19 @@ class NodeAgent:
         ``journal``: this node's. ``flag``: set by a signal to this process. ``began``: when this process started, by
         the monotonic clock. ``queue``: the job's scheduler, if any.
         """
-        self._attempt = attempt
-        self._node = node
+        self.attempt = attempt
+        self.node = node
         self.journal = journal
         self.flag = flag
         submission = attempt.run.submission(node.submission)
         plan = read_plan(submission.plan)
         if plan is None:
             raise SlurmtrainError(f"there is no plan at {submission.plan}; is the run directory visible on this node?")
-        self._plan = plan.for_node(node.index)
-        self.checkpoints = CheckpointFinder(attempt, self._plan, journal, node.launch.since)
+        self.plan = plan.for_node(node.index)
+        self.checkpoints = CheckpointFinder(attempt, self.plan, journal, node.launch.since)
         self._preflight: PreflightOutcome | None = None
         self._at = node
-        self.spec = self._plan.spec
+        self.spec = self.plan.spec
         self.growth: MoreNodes | None = None
         self._rounds_begun = 0
         self._resumed = Newest()
@@ -192,21 +189,20 @@ class NodeAgent:
         self._refusals = Refusals()
         self._finish = AttemptFinish(attempt, node, journal, queue, self.query)
         self._live: MetricsProcess | None = None
-        self.helpers = NodeHelpers(self._plan.spec, attempt, node.index, journal)
+        self.helpers = NodeHelpers(self.plan.spec, attempt, node.index, journal)
         self._environment: Thread | None = None
-        self._start = NodeStart(attempt, node, self._plan, journal, flag, self.helpers)
-        self._start.at = began
+        self._start = NodeStart(self, began)
 
     def run(self, stage: Stage) -> AttemptOutcome:
         """Run this node's part of the attempt from a ``stage`` on, and return its report. Raises SlurmtrainError."""
-        submission = self._attempt.run.submission(self._node.submission)
-        enter_pack(submission, self._node, self._plan.spec.resources.gpus_per_node)
-        report = self._start.begin(is_first=stage.round == 0) or take_setup_failure(self._plan, self._attempt)
+        submission = self.attempt.run.submission(self.node.submission)
+        enter_pack(submission, self.node, self.plan.spec.resources.gpus_per_node)
+        report = self._start.begin(is_first=stage.round == 0) or take_setup_failure(self.plan, self.attempt)
         if report is not None:
             return AttemptOutcome(report, report)
-        if self._node.index == 0:
+        if self.node.index == 0:
             # Before the preflight: what the server needs to answer costs no time then.
-            self._live = send_live(submission, self._node.launch.mlflow, live=self._plan.spec.tracking.live)
+            self._live = send_live(submission, self.node.launch.mlflow, live=self.plan.spec.tracking.live)
         check_version()
         # Whatever happens meanwhile, the copy is complete before this attempt ends: another one may write there then.
         with ThreadPoolExecutor(1, "code") as beside:
@@ -221,12 +217,12 @@ class NodeAgent:
 
         ``wait_for_code``: raises what has kept this node from preparing the code.
         """
-        self._at = self._node.at(stage)
-        attempt = replace(self._attempt, round=stage.round)
+        self._at = self.node.at(stage)
+        attempt = replace(self.attempt, round=stage.round)
         host = PreflightHost(flag=self.flag, refusals=self._refusals, finish=wait_for_code)
-        preflight = run_preflight(attempt, self._at, self._plan, self.journal, host)
+        preflight = run_preflight(attempt, self._at, self.plan, self.journal, host)
         failed = isinstance(preflight, ExitReport) or preflight.problem is not None or preflight.master is None
-        if failed and self._node.index in stage.before and self.flag.raised is None:
+        if failed and self.node.index in stage.before and self.flag.raised is None:
             # With the newcomers it cannot go on, but without them it did.
             if self.growth is not None:
                 self.growth.note_unfit(self.journal, stage)
@@ -234,7 +230,7 @@ class NodeAgent:
         if isinstance(preflight, ExitReport):
             return AttemptOutcome(preflight, preflight)
         if preflight.problem is not None or preflight.master is None:
-            report = report_unfit(preflight, self._plan.spec, is_node_0=self._node.index == 0)
+            report = report_unfit(preflight, self.plan.spec, is_node_0=self.node.index == 0)
             return AttemptOutcome(report, report)
         self._preflight = preflight
         return self._train(stage, preflight, preflight.master)
@@ -244,7 +240,7 @@ class NodeAgent:
         if self._refusals.count:
             self.journal.write(
                 ConnectionsRefused(
-                    node=self._node.index,
+                    node=self.node.index,
                     count=self._refusals.count,
                     addresses=[address for address, _ in self._refusals.by_address.most_common()],
                 )
@@ -252,11 +248,11 @@ class NodeAgent:
         if self.growth is not None:
             # The job must not compete with its own second one.
             self.growth.end()
-        requeue = self._plan.spec.requeue
+        requeue = self.plan.spec.requeue
         if self._environment is not None:
             # Mostly it ended long ago; a slow file system must not delay a requeue.
             self._environment.join(_NOTE_S)
-        self._finish.keep_nodes(outcome.attempt_report, self._plan.spec, self._start.at, self.flag)
+        self._finish.keep_nodes(outcome.attempt_report, self.plan.spec, self._start.at, self.flag)
         starts_again = self._finish.finish(outcome, requeue, self._resumed, self.checkpoints.newest)
         if self._live is not None:
             self._live.end(in_grace=self.flag.raised is not None)
@@ -266,8 +262,8 @@ class NodeAgent:
 
     def end_processes_of_setup(self) -> None:
         """End what setup has left running on the first node, unless other runs of the job need it too."""
-        if self._node.index == 0 and self._plan.spec.setup and self._node.launch.pack is None:
-            killed = end_processes_of_setup(self._attempt)
+        if self.node.index == 0 and self.plan.spec.setup and self.node.launch.pack is None:
+            killed = end_processes_of_setup(self.attempt)
             if killed:
                 self.journal.write(LeftoversKilled(killed=killed))
 
@@ -277,13 +273,13 @@ class NodeAgent:
 
     def _prepare_code(self) -> None:
         """Make the run's own copy of its code, on node 0, without which no node passes the preflight."""
-        code = self._plan.code
-        if code is not None and self._node.index == 0:
+        code = self.plan.code
+        if code is not None and self.node.index == 0:
             from slurmtrain.runtime.code.code_copy import link_results, make_tree
 
-            if make_tree(self._attempt.run, code):
+            if make_tree(self.attempt.run, code):
                 self.journal.write(CodePrepared(snapshot=code.hash, files=code.files))
-            link_results(self._plan, self._attempt.run)
+            link_results(self.plan, self.attempt.run)
 
     # --- ranks ------------------------------------------------------------------------------------------------------
 
@@ -293,18 +289,18 @@ class NodeAgent:
         link = open_link(preflight, master[0], self._at, self._refusals, lambda: self.flag.raised is not None)
         self.journal.write(
             RendezvousReady(
-                node=self._node.index, master_addr=master[0], master_port=master[1], interface=preflight.interface
+                node=self.node.index, master_addr=master[0], master_port=master[1], interface=preflight.interface
             )
         )
-        spec = self._plan.spec
-        lead_s, limit_s = time_limit_lead(spec, self._node.launch.history), spec.resources.time
+        spec = self.plan.spec
+        lead_s, limit_s = time_limit_lead(spec, self.node.launch.history), spec.resources.time
         config = RoundConfig(
-            attempt=self._attempt,
+            attempt=self.attempt,
             spec=spec,
             stage=stage,
             node=self._at.index,
-            job_id=self._node.job_id,
-            restart=self._node.restart,
+            job_id=self.node.job_id,
+            restart=self.node.restart,
             hosts=self._at.hosts,
             address=master[0],
             reserved=preflight.reserved,
@@ -315,7 +311,7 @@ class NodeAgent:
             outcome = Rounds(config, self, link).run()
         finally:
             link.close()
-        if self._node.index == 0:
+        if self.node.index == 0:
             self.checkpoints.note_newest()
         if outcome is None:
             report = self._start.report_early_signal()
@@ -326,7 +322,7 @@ class NodeAgent:
         """The checkpoint that ranks of the next round resume from, None for the beginning, and its description."""
         self._rounds_begun += 1
         # Even if the run was told to start from the beginning, later rounds resume from what the first one saved.
-        from_start = self._node.from_start and self._rounds_begun == 1
+        from_start = self.node.from_start and self._rounds_begun == 1
         self.checkpoints.resumed_at = None
         choose = self.checkpoints.choose_start if from_start else self.checkpoints.choose
         resume_from, self._resumed = choose()
@@ -346,7 +342,7 @@ class NodeAgent:
             until = time.monotonic() + (TEARDOWN_S if self.flag.raised is None else STOPPED_S)
         use_variables_of_ranks(os.environ)
         directory = self._directory()
-        return self.helpers.tear_down(directory if directory.is_dir() else self._attempt.run.path, until)
+        return self.helpers.tear_down(directory if directory.is_dir() else self.attempt.run.path, until)
 
     def find_mlflow_run(self) -> str | None:
         """The id of the run on an MLflow server; None if it has none, or that takes too long."""
@@ -364,16 +360,16 @@ class NodeAgent:
             ranks=placement.ranks,
             interface=self._preflight.interface,
             address=self._preflight.address,
-            master_addr=placement.address,
+            master_addr=placement.config.address,
             master_port=placement.port,
-            hostfile=str(self._attempt.hostfile(self._node.index)),
+            hostfile=str(self.attempt.hostfile(self.node.index)),
         )
         if begin.mlflow_run_id is not None:
-            set_mlflow_run(self._node.launch.mlflow, begin.mlflow_run_id)
-        facts = read_facts(self._attempt.run)
-        spec = self._plan.spec
+            set_mlflow_run(self.node.launch.mlflow, begin.mlflow_run_id)
+        facts = read_facts(self.attempt.run)
+        spec = self.plan.spec
         use_variables_of_ranks(os.environ)
-        plan = self._plan.with_python(python_of_ranks(self._plan))
+        plan = self.plan.with_python(python_of_ranks(self.plan))
         env = {name: str(value) for name, value in fill(spec.env, facts).items()}
         set_worker_environment(
             replace(plan, spec=replace(spec, params=fill(spec.params, facts), env=env)),
@@ -384,14 +380,14 @@ class NodeAgent:
             heartbeat=board,
         )
         set_binding(spec.resources, self._at)
-        make_directory(self._attempt.logs, private=True)
+        make_directory(self.attempt.logs, private=True)
         if place.node_rank == 0:
-            log = self._attempt.node_log(self._node.index) if spec.per_node else self._attempt.rank_log(0)
-            if problem := link_log(self._plan, self._attempt, self._node.job_id, log):
+            log = self.attempt.node_log(self.node.index) if spec.per_node else self.attempt.rank_log(0)
+            if problem := link_log(self.plan, self.attempt, self.node.job_id, log):
                 print(f"slurmtrain: {problem}", flush=True)
         if self._environment is None:
             environ = dict(environment_of_agent())
-            node = NotedNode(self._attempt.run, self._node.index, plan, environ)
+            node = NotedNode(self.attempt.run, self.node.index, plan, environ)
             self._environment = note_environment(self.journal, node)
         directory = self._directory()
         try:
@@ -399,7 +395,7 @@ class NodeAgent:
         except OSError as error:
             raise SlurmtrainError(f"cannot enter the working directory {directory}: {error.strerror}") from error
         placeholders = facts_for_command(
-            self._attempt.run, self._node.attempt, begin.resume_from, place if spec.per_node else None
+            self.attempt.run, self.node.attempt, begin.resume_from, place if spec.per_node else None
         )
         if spec.per_node:
             slots = zip(placement.members, place.ranks.counts, strict=True)
@@ -410,16 +406,16 @@ class NodeAgent:
             return words
         from slurmtrain.runtime.code.code_copy import translate_command
 
-        return translate_command(plan, self._attempt.run, words)
+        return translate_command(plan, self.attempt.run, words)
 
     def _directory(self) -> Path:
         """Where the command runs: where setup has gone, if it has; in the run's copy of the code, if that has it."""
-        directory, place = self._plan.working_directory(self._attempt.run.code), os.environ.get(SETUP_DIR)
-        if not place or self._plan.code is None:
+        directory, place = self.plan.working_directory(self.attempt.run.code), os.environ.get(SETUP_DIR)
+        if not place or self.plan.code is None:
             return Path(place or directory)
         from slurmtrain.runtime.code.code_copy import CodeCopy
 
-        return Path(CodeCopy(self._plan.code, self._attempt.run).translate(place))
+        return Path(CodeCopy(self.plan.code, self.attempt.run).translate(place))
 
     def ask_policy(self, latest: PriorEnd) -> Decision:
         """What to do after an end that has just happened."""
@@ -427,4 +423,4 @@ class NodeAgent:
         if displacement:
             # Its files would be made anew where the run was. Commands start it again, where it is now.
             return Decision("stop", displacement)
-        return ask_policy(self._attempt, latest, self._plan.spec.requeue)
+        return ask_policy(self.attempt, latest, self.plan.spec.requeue)

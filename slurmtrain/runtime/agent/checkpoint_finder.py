@@ -61,7 +61,7 @@ class CheckpointFinder:
             published = newest_published(self._attempt.run.checkpoints) or start_point(self._attempt.run)
             return str(published) if published else None, self.newest()
         if self._plan.spec.checkpoint.format == OWN:
-            return None, self._note(self._newest_external())
+            return None, self._note(self._select()[0])
         run = read_run(self._attempt.run)
         self._suspects = suspects(prior_ends(run.attempts, run.checkpoints))
         self._damaged = {
@@ -104,15 +104,12 @@ class CheckpointFinder:
             if published is None:
                 return self._at_start(start_point(self._attempt.run))
             return Newest(checkpoint_step(published.name) or 0)
-        return _newest_of(self._newest_external())
+        return _newest_of(self._select()[0])
 
     def note_newest(self) -> None:
         """Journal the newest of the script's own checkpoints, if it has any."""
         if self._search is not None:
-            self._note(self._newest_external())
-
-    def _newest_external(self) -> ExternalCheckpoint | None:
-        return self._select()[0]
+            self._note(self._select()[0])
 
     def _select(self) -> tuple[ExternalCheckpoint | None, list[tuple[ExternalCheckpoint, str | None, str]]]:
         """The newest complete checkpoint to resume from, and the ones that are passed over for it, with the reasons.

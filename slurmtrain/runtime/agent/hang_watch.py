@@ -253,7 +253,7 @@ class HangInquiry:
         """Ask, or notice that another node has asked. Returns whether there is an inquiry."""
         name, now = f"inquiry/{self._number}", time.monotonic()
         if suspicion is not None:
-            self._control.publish_first(name, asdict(suspicion))
+            self._control.publish(name, asdict(suspicion), first=True)
         elif now < self._next_look:
             return False
         self._next_look = now + _ASK_S
@@ -289,7 +289,7 @@ class HangInquiry:
         if self._suspicion.limit_s >= self._suspicion.most_s:
             computing, why = [], ""
         message: dict[str, Any] = {"hangs": not computing, "computing": computing, "why": why}
-        self._control.publish_first(f"verdict/{self._number}", message)
+        self._control.publish(f"verdict/{self._number}", message, first=True)
 
     def _end(self) -> HangVerdict | None:
         message = self._control.read(f"verdict/{self._number}")

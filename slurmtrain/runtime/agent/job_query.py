@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -42,6 +43,7 @@ _LEAST_S = 1.0
 _NOW_S = 5.0
 # PreemptTime may lie this far in the future.
 _AHEAD_S = 60.0
+_LIMIT = re.compile(r"(?:([0-9]{1,9})-)?([0-9]{1,9}):([0-9]{1,9}):([0-9]{1,9})")
 # Signals that a job requests ahead of its time limit (sbatch --signal).
 _WARNINGS = frozenset({"SIGUSR1", "SIGUSR2"})
 _LEAVING = frozenset({"COMPLETING", "PENDING", "REQUEUED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
@@ -141,12 +143,16 @@ def read_view(fields: Mapping[str, str]) -> JobView:
     Times may be seconds since 1970 (SLURM_TIME_FORMAT=%s) or, as Slurm prints them otherwise, local time of this
     machine; words such as None, Unknown and UNLIMITED count as no time. Never raises.
     """
+    # A job's record always has it as [days-]hours:minutes:seconds, or as a word.
+    limit = _LIMIT.fullmatch(fields.get("TimeLimit", ""))
+    days, hours, minutes, seconds = (int(part or 0) for part in limit.groups()) if limit else (0, 0, 0, 0)
+    limit_s = float(((days * 24 + hours) * 60 + minutes) * 60 + seconds) if limit else None
     return JobView(
         state=base(fields.get("JobState", "")),
         preempt_time=_read_time(fields.get("PreemptTime", "")),
         end_time=_read_time(fields.get("EndTime", "")),
         start_time=_read_time(fields.get("StartTime", "")),
-        time_limit_s=_duration(fields.get("TimeLimit", "")),
+        time_limit_s=limit_s,
         requeue={"0": False, "1": True}.get(fields.get("Requeue", "")),
         reason="" if fields.get("Reason", "").lower() in ("none", "(null)") else fields.get("Reason", ""),
         restarts=unsigned_number(fields.get("Restarts", "")),
@@ -243,15 +249,3 @@ def _read_time(text: str) -> float | None:
     with contextlib.suppress(ValueError, OverflowError, OSError):
         return datetime.fromisoformat(text).timestamp()
     return None
-
-
-def _duration(text: str) -> float | None:
-    """Seconds of ``days-hours:minutes:seconds``, the format that a job's record always uses; None for words."""
-    days, _, rest = text.rpartition("-")
-    parts = [unsigned_number(part) for part in (days or "0", *rest.split(":"))]
-    if len(parts) != 4:
-        return None
-    whole_days, hours, minutes, seconds = parts
-    if whole_days is None or hours is None or minutes is None or seconds is None:
-        return None
-    return float(((whole_days * 24 + hours) * 60 + minutes) * 60 + seconds)

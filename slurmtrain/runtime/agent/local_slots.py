@@ -251,7 +251,11 @@ def wait_for_slot(
     share = take_slot(slots, request, held, give_up=give_up, note=lambda: journal.write(waiting))
     if share is not None:
         set_local_gpus(share.gpus)
-        _announce(attempt, share, folder)
+        slot = None if share.slot is None else str(share.slot.relative_to(folder))
+        try:
+            write_json(attempt.turn, {"gpus": share.gpus, "slot": slot})
+        except OSError as error:
+            raise PathError(f"cannot write {attempt.turn}: {describe_os_error(error)}") from error
     return held
 
 
@@ -314,14 +318,6 @@ def is_to_come(run: RunDir, behind: str | None) -> Callable[[], bool]:
         return any(Process.from_dict(each).alive() for each in newest.processes)
 
     return is_to_come
-
-
-def _announce(attempt: AttemptDir, share: Share, folder: Path) -> None:
-    slot = None if share.slot is None else str(share.slot.relative_to(folder))
-    try:
-        write_json(attempt.turn, {"gpus": share.gpus, "slot": slot})
-    except OSError as error:
-        raise PathError(f"cannot write {attempt.turn}: {describe_os_error(error)}") from error
 
 
 def _read_turn(attempt: AttemptDir) -> dict[str, Any] | None:

@@ -54,14 +54,14 @@ class RankMonitor:
 
         ``control``: through which nodes compare their ranks. ``journal``: this node's.
         """
-        spec = placement.spec
+        spec = placement.config.spec
         self._placement = placement
         self._own_ranks = placement.own_ranks
-        self._watchdog = Watchdog(board, self._own_ranks, spec.requeue.hang_after, placement.node)
+        self._watchdog = Watchdog(board, self._own_ranks, spec.requeue.hang_after, placement.config.node)
         self._board = board
         self._control = control
         self._journal = journal
-        self._inquiry = HangInquiry(placement.node, placement.members, control, self._examine)
+        self._inquiry = HangInquiry(placement.config.node, placement.members, control, self._examine)
         self._stragglers = Stragglers()
         self._pids: Mapping[int, int] = {}
         self._started: Mapping[int, int] = {}
@@ -72,14 +72,14 @@ class RankMonitor:
         self._examined_at: float | None = None
         self._separation = Separation(placement, control, journal)
         logs = [placement.log_of(rank) for rank in self._own_ranks]
-        self._log_sizes = LogSizes(placement.attempt.log_sizes(placement.node), {log.name: log for log in logs})
+        self._log_sizes = LogSizes(placement.attempt.log_sizes(placement.config.node), {log.name: log for log in logs})
         self.states: list[RankState] = []
         """What the ranks of this node were doing when the run hung."""
 
     def set_pids(self, pids: Mapping[int, int]) -> None:
         """Set the process ids of what was started, by global rank, or of the command that starts this node's ranks."""
         self._started = pids
-        is_one = self._placement.spec.per_node
+        is_one = self._placement.config.spec.per_node
         self._pids = dict.fromkeys(self._own_ranks, *pids.values()) if is_one else pids
 
     def find_hang(self) -> StopRequest | None:
@@ -122,7 +122,9 @@ class RankMonitor:
         """Find out and journal what the ranks of this node are doing. May take seconds."""
         if self._examined_at is None or time.monotonic() - self._examined_at > _RECENT_S:
             self._examine()
-        self._journal.write(HangDetected(node=self._placement.node, ranks=[state.to_dict() for state in self.states]))
+        self._journal.write(
+            HangDetected(node=self._placement.config.node, ranks=[state.to_dict() for state in self.states])
+        )
 
     # --- whether a rank hangs -----------------------------------------------------------------------------------------
 
@@ -131,7 +133,7 @@ class RankMonitor:
         beats = dict(zip(self._own_ranks, self._board.read(), strict=True))
         logs = {rank: self._placement.log_of(rank) for rank in self._pids}
         cpu = stacks.cpu_shares(self._processes(beats), self._used)
-        self.states = stacks.rank_states(self._placement.node, beats, self._pids, logs, cpu)
+        self.states = stacks.rank_states(self._placement.config.node, beats, self._pids, logs, cpu)
         self._examined_at = time.monotonic()
         return self.states
 
@@ -155,8 +157,10 @@ class RankMonitor:
         pauses = self._watchdog.pauses()
         if bool(pauses) != self._has_pauses:
             self._has_pauses = bool(pauses)
-            self._control.publish(f"paused/{self._placement.node}", {"paused": self._has_pauses, "at": time.time()})
-        if self._placement.node != 0:
+            self._control.publish(
+                f"paused/{self._placement.config.node}", {"paused": self._has_pauses, "at": time.time()}
+            )
+        if self._placement.config.node != 0:
             return
         # A pause that lasts is journaled, and its end.
         now = time.monotonic()
@@ -188,7 +192,7 @@ class RankMonitor:
         self._watchdog.raise_limits()
         # Their computing from now on decides the next time.
         self._used = {}
-        if self._placement.node == 0:
+        if self._placement.config.node == 0:
             suspicion = verdict.suspicion
             self._journal.write(
                 HangLimitRaised(
@@ -205,8 +209,8 @@ class RankMonitor:
     def _compare_paces(self) -> None:
         """Tell node 0 how fast the ranks are here; on node 0, journal ranks that slow down the others."""
         placement, paces = self._placement, self._watchdog.paces()
-        self._control.publish(f"pace/{placement.node}", {str(rank): pace for rank, pace in paces.items()})
-        if placement.node != 0:
+        self._control.publish(f"pace/{placement.config.node}", {str(rank): pace for rank, pace in paces.items()})
+        if placement.config.node != 0:
             return
         own_s: dict[int, float] = {}
         # Nodes publish at their own times: this may be the pace of ten seconds ago, recent enough to find stragglers.
@@ -217,7 +221,7 @@ class RankMonitor:
             self._journal.write(
                 StragglerDetected(
                     rank=slow.rank,
-                    host=placement.hosts.get(node, f"node {node}"),
+                    host=placement.config.hosts.get(node, f"node {node}"),
                     ratio=round(slow.ratio, 3),
                     own_s=round(slow.own_s, 6),
                     median_s=round(slow.median_s, 6),
@@ -246,7 +250,7 @@ class Separation:
 
         ``control``: carries the observations of nodes. ``journal``: node 0 writes its conclusions there.
         """
-        spec = placement.spec
+        spec = placement.config.spec
         self._placement = placement
         self._world_size = placement.ranks.world_size
         # The launcher that the command is; empty: none that is known.
@@ -271,7 +275,7 @@ class Separation:
         self._is_over = since > _GIVE_UP_S
         self._see(pids)
         with contextlib.suppress(CoordinatorGone):
-            if self._placement.node != 0:
+            if self._placement.config.node != 0:
                 self._is_over = self._is_over or self._control.read("together") is not None
             else:
                 metrics = self._placement.attempt.metrics
@@ -283,7 +287,7 @@ class Separation:
 
         They may have met and ended between two looks.
         """
-        if not self._is_over and self._placement.node == 0 and not was_connected(self._placement.port):
+        if not self._is_over and self._placement.config.node == 0 and not was_connected(self._placement.port):
             with contextlib.suppress(CoordinatorGone):
                 self._judge(_AT_END_S)
 
@@ -306,7 +310,7 @@ class Separation:
             "loaded_s": None if None in loaded else min(now - at for at in loaded if at is not None),
             "started": len(self._started),
         }
-        self._control.publish(f"links/{self._placement.node}", message)
+        self._control.publish(f"links/{self._placement.config.node}", message)
 
     def _judge(self, after_s: float) -> None:
         """Conclude if all ranks have had a library for so many seconds. Raises CoordinatorGone."""
@@ -336,5 +340,5 @@ class Separation:
             return describe_fewer(self._launched, started, self._world_size)
         groups = groups_of(connections)
         if len(groups) > 1:
-            return describe_apart(groups, per_node=self._placement.spec.per_node)
+            return describe_apart(groups, per_node=self._placement.config.spec.per_node)
         return describe_fewer(self._launched, started, self._world_size) if 0 < started < self._world_size else ""

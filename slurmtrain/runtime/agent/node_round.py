@@ -11,19 +11,9 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from slurmtrain.model.diagnosis.hang import RankState
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.interruption.exit_report import (
-    ExitReport,
-    StopRequest,
-    amend,
-    report_exits,
-)
+from slurmtrain.model.interruption.exit_report import ExitReport, StopRequest, amend, report_exits
 from slurmtrain.model.interruption.members import Newcomer, Stage
-from slurmtrain.model.run.events.agent_events import (
-    LeftoversKilled,
-    RanksExited,
-    RanksStopping,
-    WorkersStarted,
-)
+from slurmtrain.model.run.events.agent_events import LeftoversKilled, RanksExited, RanksStopping, WorkersStarted
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
@@ -179,17 +169,8 @@ class Round:
         self._config = config
         self._control = context.control
         self._begin = begin
-        self._placement = RankPlacement(
-            attempt=replace(config.attempt, round=number),
-            spec=config.spec,
-            node=config.node,
-            number=config.number,
-            members=members,
-            hosts=config.hosts,
-            address=config.address,
-            port=begin.port,
-            deadline=config.deadline,
-        )
+        attempt = replace(config.attempt, round=number)
+        self._placement = RankPlacement(config=config, attempt=attempt, members=members, port=begin.port)
         self._published_until = 0.0
         self._began_at = time.monotonic()
         self._have_begun = False

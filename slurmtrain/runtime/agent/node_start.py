@@ -10,6 +10,7 @@ import threading
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.experiment.plan import Plan
@@ -21,17 +22,17 @@ from slurmtrain.model.interruption.interval import InterruptionStats
 from slurmtrain.model.run.events.agent_events import AgentStarted, LeftoversKilled, WaitingForRun
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM, describe_wait
-from slurmtrain.runtime.agent.helpers import NodeHelpers
 from slurmtrain.runtime.environment.node import Node, cpus_of_job
 from slurmtrain.runtime.environment.variables import take_gpus
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.lease import kill_leftovers
-from slurmtrain.runtime.job.signals import StopFlag
 from slurmtrain.runtime.upstreams import has_begun, read_upstreams
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.inherited import expand_home
-from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import this_process
+
+if TYPE_CHECKING:
+    from slurmtrain.runtime.agent.agent import NodeAgent
 
 # How long before the time limit ranks are asked to stop: this, or a tenth of the limit if that is less. If saves are
 # known to take longer: twice the time of a save (one may already be in progress) plus a margin, but at most a quarter
@@ -43,32 +44,10 @@ _SAVE_MARGIN_S = 10.0
 class NodeStart:
     """The part of an attempt on this node before it can have ranks."""
 
-    def __init__(
-        self,
-        attempt: AttemptDir,
-        node: Node,
-        plan: Plan,
-        journal: Journal,
-        flag: StopFlag,
-        helpers: NodeHelpers,
-    ) -> None:
-        """Nothing happens before :meth:`begin`.
-
-        Args:
-            attempt: The attempt.
-            node: This node of the attempt.
-            plan: The run's plan.
-            journal: This node's journal.
-            flag: Set by a signal to this agent.
-            helpers: Runs what the spec has a node run beside its ranks; learns from when on it has to tear down.
-        """
-        self._attempt = attempt
-        self._node = node
-        self._plan = plan
-        self._journal = journal
-        self._flag = flag
-        self._helpers = helpers
-        self.at = time.monotonic()
+    def __init__(self, agent: NodeAgent, at: float) -> None:
+        """Nothing happens before :meth:`begin`. ``agent``: this node's. ``at``: when it started."""
+        self._agent = agent
+        self.at = at
         """From when on the time limit counts, by the monotonic clock."""
         # What this process keeps locked until it ends.
         self._slot = contextlib.ExitStack()
@@ -78,67 +57,67 @@ class NodeStart:
 
         Raises PathError and LaunchError. ``is_first``: the attempt begins; otherwise this node joins it.
         """
-        nodes = self._node.count
-        self._journal.write(
+        agent, node = self._agent, self._agent.node
+        nodes = node.count
+        agent.journal.write(
             AgentStarted(
-                node=self._node.index,
+                node=node.index,
                 nodes=nodes,
-                host=self._node.name(nodes),
+                host=node.name(nodes),
                 process=this_process().to_dict(),
-                executor=self._node.executor,
-                submission=self._node.submission,
-                attempt=self._node.attempt,
+                executor=node.executor,
+                submission=node.submission,
+                attempt=node.attempt,
             )
         )
         if not is_first:
-            self._helpers.expect_teardown()
-            return self.report_early_signal() if self._flag.raised is not None else None
+            agent.helpers.expect_teardown()
+            return self.report_early_signal() if agent.flag.raised is not None else None
         # Node 0 acquires the run's lease for all nodes.
-        submission = self._node.submission
-        if self._node.index == 0:
-            may_start = lease.acquire(self._attempt, submission)
+        submission = node.submission
+        if node.index == 0:
+            may_start = lease.acquire(agent.attempt, submission)
         else:
-            may_start = lease.granted_to(self._attempt.run) == submission
+            may_start = lease.granted_to(agent.attempt.run) == submission
         if not may_start:
             return ExitReport(cause="cancelled", reason="a later attempt has taken over", failed_at=time.time())
-        if self._node.executor == "slurm":
+        if node.executor == "slurm":
             # Its setup has run in the batch script.
-            self._helpers.expect_teardown()
+            agent.helpers.expect_teardown()
         # First, as a run that waits for others must not hold a slot.
         report = self._wait_for_upstreams()
         if report is not None:
             return report
-        if self._node.executor == "local":
+        if node.executor == "local":
             from slurmtrain.runtime.agent.local_slots import wait_for_slot
 
-            resources = self._plan.spec.resources
-            self._slot = wait_for_slot(self._attempt, self._node, resources, self._journal, self._is_stopped)
+            resources = agent.plan.spec.resources
+            self._slot = wait_for_slot(agent.attempt, node, resources, agent.journal, self._is_stopped)
             self.at = time.monotonic()
-        if self._flag.raised is None:
-            self._helpers.expect_teardown()
+        if agent.flag.raised is None:
+            agent.helpers.expect_teardown()
         # This attempt holds the lease, so nothing of an earlier one may train on.
-        killed = kill_leftovers(self._attempt.run, except_of=self._attempt)
+        killed = kill_leftovers(agent.attempt.run, except_of=agent.attempt)
         if killed:
-            self._journal.write(LeftoversKilled(killed=killed))
+            agent.journal.write(LeftoversKilled(killed=killed))
         return self._run_setup()
 
     def _run_setup(self) -> ExitReport | None:
         """On this machine, run the spec's ``setup``. Returns a report if that may not be, or does not end."""
-        limit_s = self._plan.spec.resources.time
-        until = (
-            None if limit_s is None else self.at + limit_s - time_limit_lead(self._plan.spec, self._node.launch.history)
-        )
+        agent, node = self._agent, self._agent.node
+        limit_s = agent.plan.spec.resources.time
+        until = None if limit_s is None else self.at + limit_s - time_limit_lead(agent.plan.spec, node.launch.history)
 
         def is_late() -> bool:
             return until is not None and time.monotonic() >= until
 
-        if self._node.executor == "local" and self._plan.spec.setup and self._flag.raised is None:
+        if node.executor == "local" and agent.plan.spec.setup and agent.flag.raised is None:
             from slurmtrain.runtime.agent.helpers import run_setup
 
-            run_setup(self._plan, self._attempt, self._node, lambda: self._is_stopped() or is_late())
-        if self._flag.raised is not None:
+            run_setup(agent.plan, agent.attempt, node, lambda: self._is_stopped() or is_late())
+        if agent.flag.raised is not None:
             return self.report_early_signal()
-        if self._node.executor == "local" and is_late():
+        if node.executor == "local" and is_late():
             reason = "the time limit was reached while 'setup' ran"
             return ExitReport(cause="timeout", reason=reason, failed_at=time.time())
         return None
@@ -148,8 +127,9 @@ class NodeStart:
 
         Under Slurm only node 0 looks, and only for a moment: then its job goes back into the queue.
         """
-        run, local = self._attempt.run, self._node.executor == "local"
-        upstreams = read_upstreams(run) if local or self._node.index == 0 else []
+        agent, node = self._agent, self._agent.node
+        run, local = agent.attempt.run, node.executor == "local"
+        upstreams = read_upstreams(run) if local or node.index == 0 else []
         if upstreams and not has_begun(run):
             from slurmtrain.runtime.upstreams import wait_for_upstreams
 
@@ -157,10 +137,10 @@ class NodeStart:
                 run,
                 upstreams,
                 patient=local,
-                note=lambda each: self._journal.write(WaitingForRun(run=each.run)),
+                note=lambda each: agent.journal.write(WaitingForRun(run=each.run)),
                 give_up=self._is_stopped,
             )
-            if self._flag.raised is not None:
+            if agent.flag.raised is not None:
                 return self.report_early_signal()
             if not stands.is_ready:
                 waits = ", ".join(describe_wait(each.name, "has not ended", None) for each in stands.waits)
@@ -172,18 +152,18 @@ class NodeStart:
             if upstreams:
                 from slurmtrain.runtime.upstreams import take_from_upstreams
 
-                take_from_upstreams(run, self._plan.spec, upstreams, is_node_0=self._node.index == 0)
+                take_from_upstreams(run, agent.plan.spec, upstreams, is_node_0=node.index == 0)
         except SlurmtrainError as error:
             return ExitReport(cause=UPSTREAM, reason=str(error), failed_at=time.time())
         return None
 
     def _is_stopped(self) -> bool:
-        return self._flag.raised is not None
+        return self._agent.flag.raised is not None
 
     def report_early_signal(self) -> ExitReport:
         """The report of an attempt that a signal has ended before it had ranks."""
-        assert self._flag.name is not None
-        return report_signal(self._flag.name, at=time.time(), before_start=True)
+        assert self._agent.flag.name is not None
+        return report_signal(self._agent.flag.name, at=time.time(), before_start=True)
 
 
 def time_limit_lead(spec: Spec, history: InterruptionStats | None) -> float:

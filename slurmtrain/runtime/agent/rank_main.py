@@ -43,7 +43,14 @@ def execute(argv: list[str]) -> None:
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(stop), 0, 0, 0)
     files = int(os.environ.pop("SLURMTRAIN_OPEN_FILES"))
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
-    _bind(os.environ.pop("SLURMTRAIN_CPUS", ""))
+    # CPUs of each rank of the node, such as 0-3;4-7; empty: anywhere.
+    if lists := os.environ.pop("SLURMTRAIN_CPUS", ""):
+        spans = [span.partition("-") for span in lists.split(";")[int(os.environ["LOCAL_RANK"])].split(",")]
+        cpus = {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)}
+        try:
+            os.sched_setaffinity(0, cpus)
+        except OSError as error:
+            print(f"slurmtrain: cannot bind this rank to CPUs: {error.strerror}", file=sys.stderr, flush=True)
     # Only now: an agent that died before the call above would never cause a signal.
     if os.getppid() != int(os.environ.pop("SLURMTRAIN_AGENT_PID")):
         sys.exit("the node agent is gone")
@@ -62,17 +69,6 @@ def execute(argv: list[str]) -> None:
     except OSError as error:
         print(f"slurmtrain: cannot run {argv[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
         sys.exit(127 if isinstance(error, FileNotFoundError) else 126)
-
-
-def _bind(lists: str) -> None:
-    """Run on the CPUs of this rank. ``lists``: CPUs of each rank of the node, such as ``0-3;4-7``; empty: anywhere."""
-    if not lists:
-        return
-    spans = [span.partition("-") for span in lists.split(";")[int(os.environ["LOCAL_RANK"])].split(",")]
-    try:
-        os.sched_setaffinity(0, {cpu for first, _, last in spans for cpu in range(int(first), int(last or first) + 1)})
-    except OSError as error:
-        print(f"slurmtrain: cannot bind this rank to CPUs: {error.strerror}", file=sys.stderr, flush=True)
 
 
 execute(sys.argv[1:])

@@ -42,13 +42,7 @@ from slurmtrain.model.run.events.agent_events import CommandCompleted, NodesJoin
 from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.hang_watch import SuspensionWatch
 from slurmtrain.runtime.agent.helpers import STOPPED_S
-from slurmtrain.runtime.agent.node_round import (
-    Begin,
-    Context,
-    NodeResult,
-    Round,
-    RoundConfig,
-)
+from slurmtrain.runtime.agent.node_round import Begin, Context, NodeResult, Round, RoundConfig
 from slurmtrain.runtime.environment.setup_script import TEARDOWN_S
 from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.peers.control_store import ControlStore
@@ -116,7 +110,7 @@ class Rounds:
                 is_first = self._number == self._config.stage.round
                 report = self._control.call_alive(self._host.set_up_node) if is_first else None
                 if report is not None:
-                    self._control.publish_first("unready", report.to_dict())
+                    self._control.publish("unready", report.to_dict(), first=True)
                 # Agents leave the preflight, or the previous round, at different times. Ranks that started earlier
                 # would wait for the ranks of a node that a signal may be stopping right now.
                 self._control.gather("here", give_up=lambda: self._flag.raised is not None)
@@ -173,7 +167,15 @@ class Rounds:
             if node == 0:
                 resume_from, self._began = self._control.call_alive(self._host.find_checkpoint)
                 mlflow_run_id = self._control.call_alive(self._host.find_mlflow_run)
-                self._control.publish("begin", asdict(Begin(self._prepare_port(), resume_from, mlflow_run_id)))
+                if self._number != self._config.stage.round or self._reserved_port is None:
+                    # Each round has a port of its own. Torch keeps the addresses of a process group in the store, and
+                    # ranks must not see those of an earlier round; and what still listens there is not rank 0.
+                    if self._reserved_port is not None:
+                        self._reserved_port.close()
+                    job = f"{self._config.job_id}/{self._number}"
+                    self._reserved_port = reserve_port(job, self._config.restart)
+                port = int(self._reserved_port.getsockname()[1])
+                self._control.publish("begin", asdict(Begin(port, resume_from, mlflow_run_id)))
             begin = self._control.wait_for("begin")
             if begin is None:
                 return NodeResult(report=self._report_without_node_0())
@@ -187,19 +189,6 @@ class Rounds:
             reason, now = str(error), time.time()
             self._control.publish_stop(StopRequest(cause="crash", why=reason, at=now, node=node))
             return NodeResult(report=ExitReport(cause="crash", reason=reason, failed_at=now))
-
-    def _prepare_port(self) -> int:
-        """The port where the ranks of the next round meet, which is kept free for rank 0.
-
-        Each round has a port of its own. Torch keeps the addresses of a process group in the store, and ranks must not
-        see addresses of an earlier round; and whatever still listens at an earlier port must not be taken for rank 0.
-        """
-        config, reserved = self._config, self._reserved_port
-        if self._number != config.stage.round or reserved is None:
-            if reserved is not None:
-                reserved.close()
-            reserved = self._reserved_port = reserve_port(f"{config.job_id}/{self._number}", config.restart)
-        return int(reserved.getsockname()[1])
 
     # --- what follows -----------------------------------------------------------------------------------------------
 

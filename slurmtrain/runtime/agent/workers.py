@@ -15,14 +15,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slurmtrain.errors import LaunchError, SlurmtrainError
 from slurmtrain.model.experiment.launcher import RANKS, NodeRanks
-from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.interruption.exit_report import STOPPED, Exit, StopRequest
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
@@ -44,7 +43,7 @@ from slurmtrain.system.process import (
 )
 
 if TYPE_CHECKING:
-    from slurmtrain.runtime.agent.node_round import Context, Round
+    from slurmtrain.runtime.agent.node_round import Context, Round, RoundConfig
 
 # Seconds between asking ranks to stop and killing them once another rank has failed: a save needs all ranks.
 CRASH_GRACE_S = 5.0
@@ -75,31 +74,24 @@ _RANK_MAIN = Path(__file__).with_name("rank_main.py")
 class RankPlacement:
     """Which ranks of a round are on this node, and where all ranks meet.
 
-    ``attempt`` names the round. ``node``: this node's place among all nodes, ``number``: its number, which it has in
-    all stages. ``members``: the nodes that have ranks in the round, this one among them. ``hosts``: the names of nodes,
-    as far as they are known. ``address``, ``port``: of rank 0's store. ``deadline``: when to ask for a stop because of
-    the time limit, by the monotonic clock; None: never.
+    ``config``: what all rounds share. ``attempt`` names the round. ``members``: the nodes that have ranks in the round,
+    this one among them. ``port``: of rank 0's store.
     """
 
+    config: RoundConfig
     attempt: AttemptDir
-    spec: Spec
-    node: int
-    number: int
     members: Sequence[int]
-    hosts: Mapping[int, str]
-    address: str
     port: int
-    deadline: float | None
 
     @property
     def place(self) -> int:
         """This node's place among the members."""
-        return self.members.index(self.node)
+        return self.members.index(self.config.node)
 
     @property
     def ranks(self) -> NodeRanks:
         """How many ranks each member has."""
-        return self.spec.resources.ranks_on(self.members)
+        return self.config.spec.resources.ranks_on(self.members)
 
     @property
     def own_ranks(self) -> range:
@@ -109,19 +101,19 @@ class RankPlacement:
     @property
     def tasks(self) -> Tasks:
         """The ranks as tasks of Slurm."""
-        hosts = [self.hosts[node] for node in self.members if node in self.hosts]
+        hosts = [self.config.hosts[node] for node in self.members if node in self.config.hosts]
         return Tasks(
-            launcher=self.spec.launcher or RANKS,
+            launcher=self.config.spec.launcher or RANKS,
             place=self.place,
             ranks=self.ranks,
             hosts=hosts if len(hosts) == len(self.members) else (),
-            cpus_per_task=self.spec.resources.of_node(self.number).cpus_per_proc,
-            own=self.spec.env.keys(),
+            cpus_per_task=self.config.spec.resources.of_node(self.config.number).cpus_per_proc,
+            own=self.config.spec.env.keys(),
         )
 
     def log_of(self, rank: int) -> Path:
         """The log of a ``rank`` of this node; if a command starts the ranks, all of them share one."""
-        return self.attempt.node_log(self.node) if self.spec.per_node else self.attempt.rank_log(rank)
+        return self.attempt.node_log(self.config.node) if self.config.spec.per_node else self.attempt.rank_log(rank)
 
 
 class Workers:
@@ -131,13 +123,7 @@ class Workers:
     together.
     """
 
-    def __init__(
-        self,
-        placement: RankPlacement,
-        argv: Sequence[str],
-        context: Context,
-        supervisor: Round,
-    ) -> None:
+    def __init__(self, placement: RankPlacement, argv: Sequence[str], context: Context, supervisor: Round) -> None:
         """:meth:`run` starts the ranks.
 
         ``placement``: which ranks. ``argv``: the command of each. ``context``: shared by all rounds. ``supervisor``:
@@ -151,8 +137,10 @@ class Workers:
         self._control = context.control
         self._flag = context.host.flag
         self._supervisor = supervisor
-        attempt, spec = placement.attempt, placement.spec
-        self._exits = CommandExits(attempt, placement.node, placement.ranks) if spec.per_node else RankExits(attempt)
+        attempt, spec = placement.attempt, placement.config.spec
+        self._exits = (
+            CommandExits(attempt, placement.config.node, placement.ranks) if spec.per_node else RankExits(attempt)
+        )
         self._ranks = RankProcesses(besides=bool(spec.setup or spec.setup_node or spec.sidecars))
         # By rank; with a command that starts the ranks itself, by the node's place among the training nodes.
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
@@ -168,8 +156,8 @@ class Workers:
 
     def _start(self) -> None:
         placement, place, tasks = self._placement, self._placement.place, self._placement.tasks
-        placed = NodeRanks((1,) * len(placement.members)) if placement.spec.per_node else placement.ranks
-        master = (placement.address, placement.port)
+        placed = NodeRanks((1,) * len(placement.members)) if placement.config.spec.per_node else placement.ranks
+        master = (placement.config.address, placement.port)
         argv = [sys.executable, "-I", "-S", str(_RANK_MAIN), *self._argv]
 
         def note_death(pid: int) -> None:
@@ -229,13 +217,13 @@ class Workers:
         """
         if -signal.SIGTERM in codes or STOPPED in codes:
             return True
-        if None in codes or any(codes) or self._placement.spec.requeue.zero_completes:
+        if None in codes or any(codes) or self._placement.config.spec.requeue.zero_completes:
             return False
         return not all(each.finished for each in self.exits())
 
     def _find_request(self) -> StopRequest | None:
         """Why this node's ranks are to stop, if they are; this node's own reasons come first."""
-        node, deadline = self._placement.node, self._placement.deadline
+        node, deadline = self._placement.config.node, self._placement.config.deadline
         if self._flag.name is not None:
             return StopRequest.by_signal(self._flag.name, at=time.time(), node=node)
         if deadline is not None and time.monotonic() >= deadline:
@@ -249,7 +237,7 @@ class Workers:
 
     def _end_workers(self, failed: bool) -> None:
         """Tell the other nodes, ask the ranks to stop, wait, and kill the ones that remain."""
-        request, node = self.request, self._placement.node
+        request, node = self.request, self._placement.config.node
         if failed and request is None:
             first = min((exited for exited in self.exits() if exited.failed), key=lambda exited: exited.blame)
             self._control.publish_stop(StopRequest(cause="crash", why=first.describe(), at=first.failed_at, node=node))

@@ -51,7 +51,7 @@ class ControlStore:
 
     def publish_stop(self, request: StopRequest) -> None:
         """Tell all nodes to stop. Only the first request of a round counts: later ones follow from it. Never raises."""
-        self.publish_first("stop", asdict(request))
+        self.publish("stop", asdict(request), first=True)
 
     def stop_request(self) -> StopRequest | None:
         """A node's published request, or one because a node with ranks has died; None if neither. Never raises."""
@@ -133,18 +133,11 @@ class ControlStore:
 
     # --- messages -------------------------------------------------------------------------------------------------
 
-    def publish(self, name: str, message: Mapping[str, Any]) -> None:
-        """Publish a message under a name in this round, replacing any earlier one.
+    def publish(self, name: str, message: Mapping[str, Any], *, first: bool = False) -> None:
+        """Publish a message under a name in this round, replacing any earlier one; with ``first``, unless there is one.
 
         Never raises: an agent that waits for the message notices by itself that node 0 is gone.
         """
-        self._publish(name, message, first=False)
-
-    def publish_first(self, name: str, message: Mapping[str, Any]) -> None:
-        """Publish a message under a name in this round, unless a node has done so already. Never raises."""
-        self._publish(name, message, first=True)
-
-    def _publish(self, name: str, message: Mapping[str, Any], *, first: bool) -> None:
         with contextlib.suppress(CoordinatorGone):
             # As it arrives at other nodes: with lists for tuples, for example.
             self._link.publish(self._key(name), json.loads(json.dumps(message)), first=first)

@@ -14,9 +14,11 @@ import pytest
 from slurmtrain.model.diagnosis.hang import LOOKS, NEVER, Beat, Phase
 from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.experiment.spec import read_spec
+from slurmtrain.model.interruption.members import Stage
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.runtime.agent import hang_watch, monitor
 from slurmtrain.runtime.agent.monitor import RankMonitor, Separation
+from slurmtrain.runtime.agent.node_round import RoundConfig
 from slurmtrain.runtime.agent.workers import RankPlacement
 from slurmtrain.runtime.job import stacks
 from slurmtrain.runtime.peers.control_store import ControlStore
@@ -50,17 +52,20 @@ class Node:
         self.journal = Journal(self.path, durable=False)
         board: Any = self.board
         resources = {"nodes": 8, "procs_per_node": per_node}
-        placement = RankPlacement(
+        config = RoundConfig(
             attempt=self.attempt,
             spec=read_spec({"name": "x", "command": "true", "resources": resources}, lambda at, _: pytest.fail(at)),
+            stage=Stage.first(8),
             node=node,
-            number=node,
-            members=members,
+            job_id="7",
+            restart=0,
             hosts={number: f"host{number}" for number in range(8)},
             address="127.0.0.1",
-            port=0,
+            reserved=None,
             deadline=None,
+            lead_s=0.0,
         )
+        placement = RankPlacement(config=config, attempt=self.attempt, members=members, port=0)
         self.monitor = RankMonitor(placement, board, self.control, self.journal)
 
     def beat(self, local: int, step: int, own_s: float = 0.1, phase: Phase = Phase.TRAINING) -> None:
@@ -283,10 +288,10 @@ class Machine:
         )
 
     def watched(self, counts: tuple[int, ...] = (2,), command: str = "") -> Separation:
+        spec = SimpleNamespace(command=command, calls_launcher=bool(command), per_node=bool(command))
         placement: Any = SimpleNamespace(
-            node=0, members=range(len(counts)), ranks=NodeRanks(counts), port=9,
-            attempt=SimpleNamespace(metrics=self.metrics),
-            spec=SimpleNamespace(command=command, calls_launcher=bool(command), per_node=bool(command)),
+            config=SimpleNamespace(node=0, spec=spec), attempt=SimpleNamespace(metrics=self.metrics),
+            members=range(len(counts)), ranks=NodeRanks(counts), port=9,
         )  # fmt: skip
         nodes: Any = self.nodes
         return Separation(placement, nodes, self)  # type: ignore[arg-type]

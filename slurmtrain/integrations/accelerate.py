@@ -38,10 +38,7 @@ def load_state(accelerator: Accelerator) -> int:
     """
     loop = current()
     loop.listen()
-    loop.check_world(
-        accelerator.num_processes,
-        "without GPUs it needs Accelerator(cpu=True)",
-    )
+    loop.check_world(accelerator.num_processes, "without GPUs it needs Accelerator(cpu=True)")
     path = loop.worker.resume_from
     if path is None:
         return 0

@@ -61,8 +61,7 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
                 "Trainer(plugins=[SLURMEnvironment(auto_requeue=False)])"
             )
         self._loop.check_world(
-            trainer.world_size,
-            "pass Trainer(devices=<resources.procs_per_node>, num_nodes=<resources.nodes>)",
+            trainer.world_size, "pass Trainer(devices=<resources.procs_per_node>, num_nodes=<resources.nodes>)"
         )
 
     def on_sanity_check_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

@@ -43,10 +43,7 @@ class SlurmtrainCallback(TrainerCallback):  # type: ignore[misc]
                 "ends with exit code 0: remove it from TrainingArguments, since SlurmtrainCallback saves when the run "
                 "is asked to stop"
             )
-        self._loop.check_world(
-            args.world_size,
-            "without GPUs it needs TrainingArguments(use_cpu=True)",
-        )
+        self._loop.check_world(args.world_size, "without GPUs it needs TrainingArguments(use_cpu=True)")
         # Again: the Trainer, or a library that it calls, may have set handlers of its own since.
         self._loop.listen()
         self._loop.progress(state.global_step, state.max_steps)

@@ -18,7 +18,7 @@ import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import CheckpointError, PathError, UntrustedPath
 from slurmtrain.model.experiment.checkpoint import KeepSpec
@@ -37,29 +37,21 @@ from slurmtrain.model.run.layout import (
 from slurmtrain.system.files import FILE_MODE, fsync, fsync_directory, make_directory, read_json, write_json
 from slurmtrain.system.owned_files import check_owner, open_readable
 
+if TYPE_CHECKING:
+    import xxhash
+
 # Of the manifest: a version of slurmtrain reads no other one, older or newer.
 SCHEMA = 2
 # Bytes that are read and hashed at a time: a file may be larger than the memory.
 _CHUNK = 1 << 22
 
 
-class Hasher(Protocol):
-    """An incremental hash function."""
-
-    def update(self, data: Any, /) -> None:
-        """Add more bytes."""
-
-    def hexdigest(self) -> str:
-        """The hash of all bytes added so far, in hex."""
-
-
-def new_hasher() -> Hasher:
+def new_hasher() -> xxhash.xxh3_128:
     """XXH3-128: as fast as memory; it detects faulty disks, but does not protect against forgery."""
     # Late: agents look for checkpoints, but hash none.
     import xxhash
 
-    hasher: Hasher = xxhash.xxh3_128()
-    return hasher
+    return xxhash.xxh3_128()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

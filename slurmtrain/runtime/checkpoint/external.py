@@ -347,8 +347,8 @@ def find_checkpoints(search: Search) -> list[ExternalCheckpoint]:
                 candidates += [_Candidate(tree.below(folder), recognized) for folder in folders]
             elif tree.sizes:
                 candidates.append(_Candidate(tree, recognized))
-    # Directories of trainers contain files of simpler formats: one whose save has only begun looks like a simpler one, so
-    # that it gets the format of a trainer that most directories have.
+    # Directories of trainers contain files of simpler formats: one whose save has only begun looks like a simpler one,
+    # and gets the format of a trainer that most directories have.
     trainers = Counter(each.format.NAME for each in candidates if each.tree.is_directory)
     common = next((name for name, _ in trainers.most_common() if name in _of_trainers()), None)
     for each in candidates:

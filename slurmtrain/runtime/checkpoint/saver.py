@@ -394,10 +394,14 @@ class Saver:
             return full
         save.mesh, save.places = meshes(captured.tensors), self._sharding.places_of(captured.values)
         self._save = save
-        problem = self._stage(captured, save)
-        if problem:
+        staging = Staging(self._attempt.run.checkpoints, self._attempt.owner, save.step)
+        size = self._sharding.layout.tensor_bytes + sum(map(len, captured.values.values()))
+        try:
+            self._copy(self._writer.memory(size), captured)
+            save.order = self._writer.order("write", path=str(staging.path / file_name(self._ranks.rank)), bytes=size)
+        except (OSError, CheckpointError) as error:
             # Stored as if it were the writer's answer: the other ranks learn of it when all have written.
-            save.written = {"error": problem}
+            save.written = {"error": describe_os_error(error) if isinstance(error, OSError) else str(error)}
         save.stall_s = time.monotonic() - save.began
         return None
 
@@ -459,20 +463,6 @@ class Saver:
         return self._publisher.no_room(
             self._sharding.layout.all_bytes, settle=lambda: self._take_answers(until=lambda: False)
         )
-
-    def _stage(self, captured: _CapturedState, save: Save) -> str:
-        """Copy this rank's part into memory and order it written. Returns what went wrong."""
-        staging = Staging(self._attempt.run.checkpoints, self._attempt.owner, save.step)
-        size = self._sharding.layout.tensor_bytes + sum(map(len, captured.values.values()))
-        try:
-            memory = self._writer.memory(size)
-            self._copy(memory, captured)
-            save.order = self._writer.order("write", path=str(staging.path / file_name(self._ranks.rank)), bytes=size)
-        except OSError as error:
-            return describe_os_error(error)
-        except CheckpointError as error:
-            return str(error)
-        return ""
 
     def _copy(self, memory: torch.Tensor, captured: _CapturedState) -> None:
         device = self._ranks.device

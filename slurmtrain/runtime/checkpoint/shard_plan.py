@@ -207,7 +207,17 @@ class Sharding:
         self._layout = None
         self._planner.set_up_planner(dict(state), is_coordinator=ranks.rank == 0)
         local_plan = self._planner.create_local_plan()
-        samples = _replica_samples(local_plan.items, state, parameters) if ranks.world_size > 1 else []
+        tensors = dict(state)
+        samples = [
+            take_sample(
+                item.index.fqn,
+                tuple(item.index.offset or ()),
+                tuple(item.tensor_data.size),
+                find_state_dict_object(tensors, item.index),
+            )
+            for item in local_plan.items
+            if ranks.world_size > 1 and item.tensor_data is not None and item.index.fqn in parameters
+        ]
 
         def share_out(proposals: list[tuple[SavePlan, list[Sample]]]) -> list[tuple[SavePlan, list[Sample]]]:
             # What is the same on all ranks goes to one rank each, balanced by size.
@@ -267,21 +277,6 @@ def meshes(state: Mapping[str, Any]) -> list[dict[str, Any]]:
     used = {value.device_mesh for value in state.values() if isinstance(value, DTensor)}
     plain = [{"names": list(mesh.mesh_dim_names or ()), "shape": list(mesh.shape)} for mesh in used]
     return sorted(plain, key=str)
-
-
-def _replica_samples(items: Sequence[WriteItem], state: Mapping[str, Any], names: Collection[str]) -> list[Sample]:
-    """A sample of each tensor that this rank could write, and whose name is one of ``names``."""
-    tensors = dict(state)
-    return [
-        take_sample(
-            item.index.fqn,
-            tuple(item.index.offset or ()),
-            tuple(item.tensor_data.size),
-            find_state_dict_object(tensors, item.index),
-        )
-        for item in items
-        if item.tensor_data is not None and item.index.fqn in names
-    ]
 
 
 def _info(rank: int, start: int, length: int) -> StorageInfo:

@@ -181,12 +181,6 @@ def zero_has_begun(optimizer: ZeroRedundancyOptimizer) -> bool:
     return bool(optimizer.optim.state) or not any(group["params"] for group in optimizer.optim.param_groups)
 
 
-def zero_states(optimizer: ZeroRedundancyOptimizer, names: Mapping[int, str]) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The name and the state of each parameter of this rank's share. ``names``: of parameters, by id."""
-    for parameter, state in optimizer.optim.state.items():
-        yield names[id(parameter)], state
-
-
 def zero_groups(optimizer: torch.optim.Optimizer, names: Mapping[int, str]) -> list[dict[str, Any]]:
     """The options of the zero_groups of all parameters, with the names of these."""
     return [
@@ -347,7 +341,17 @@ class Objects:
         state = State()
         self._capture_modules(state)
         for name, optimizer in self._optimizers.items():
-            self._capture_optimizer(state, name, optimizer)
+            names = self._names()
+            if is_zero(optimizer):
+                state.shared[name] = {GROUPS: zero_groups(optimizer, names)}
+                for parameter, values in optimizer.optim.state.items():
+                    self._put_state(state, name, names[id(parameter)], values)
+            elif optimizer.state:
+                self._capture_state(state, name, optimizer)
+            else:
+                refuse_lost(name, optimizer, {})
+                # To create the state, torch would make an optimizer step, which would then count as one.
+                state.shared[name] = {OPTIONS: zero_groups(optimizer, names)}
         for name, obj in self._all.items():
             if self._kind(name) == OBJECT:
                 value = obj.state_dict()
@@ -382,19 +386,6 @@ class Objects:
         if any(self._modules.children()):
             for name, value in get_model_state_dict(self._modules).items():
                 self._put(state, name.partition(".")[0], name, value)
-
-    def _capture_optimizer(self, state: State, name: str, optimizer: torch.optim.Optimizer) -> None:
-        if is_zero(optimizer):
-            names = self._names()
-            state.shared[name] = {GROUPS: zero_groups(optimizer, names)}
-            for parameter, values in zero_states(optimizer, names):
-                self._put_state(state, name, parameter, values)
-        elif optimizer.state:
-            self._capture_state(state, name, optimizer)
-        else:
-            refuse_lost(name, optimizer, {})
-            # To create the state, torch would make an optimizer step, which would then count as one.
-            state.shared[name] = {OPTIONS: zero_groups(optimizer, self._names())}
 
     def _capture_state(self, state: State, name: str, optimizer: torch.optim.Optimizer) -> None:
         with own_methods(optimizer):

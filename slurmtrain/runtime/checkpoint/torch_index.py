@@ -67,7 +67,21 @@ class Index:
     def __init__(self, directory: Path) -> None:
         """Read the index in ``directory``. Raises CheckpointError if it is missing or cannot be read safely."""
         self.directory = directory
-        self.metadata = _read_index(directory / INDEX)
+        path = directory / INDEX
+        try:
+            content = read_readable(path)
+        except OSError as error:
+            raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
+        try:
+            # Collecting garbage among so many objects would double the time.
+            with without_collection():
+                self.metadata = _index(read_plain(content, INDEX, _is_allowed))
+        except (CheckpointError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+            raise CheckpointError(f"{path} is no index of a checkpoint: {error}") from error
+        for info in self.metadata.storage_data.values():
+            # A path with a directory in it could make any other file of the user a part of the checkpoint.
+            if Path(info.relative_path).name != info.relative_path:
+                raise CheckpointError(f"{path} is no index of a checkpoint: it leads to {info.relative_path!r}")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors, by name."""
@@ -129,24 +143,6 @@ class _IndexedReader(FileSystemReader):
             self._metadata.storage_meta = StorageMeta()
         self._metadata.storage_meta.load_id = self.load_id
         return self._metadata
-
-
-def _read_index(path: Path) -> Metadata:
-    try:
-        content = read_readable(path)
-    except OSError as error:
-        raise CheckpointError(f"{path} cannot be read: {error.strerror}") from error
-    try:
-        # Collecting garbage among so many objects would double the time.
-        with without_collection():
-            index = _index(read_plain(content, INDEX, _is_allowed))
-    except (CheckpointError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        raise CheckpointError(f"{path} is no index of a checkpoint: {error}") from error
-    for info in index.storage_data.values():
-        # A path with a directory in it could make any other file of the user a part of the checkpoint.
-        if Path(info.relative_path).name != info.relative_path:
-            raise CheckpointError(f"{path} is no index of a checkpoint: it leads to {info.relative_path!r}")
-    return index
 
 
 # --- from plain values to an index; for anything else: ValueError, TypeError, LookupError, AttributeError -------------

@@ -91,10 +91,29 @@ class ShardWriter:
 
         Raises WriterGone.
         """
-        ours = self._ensure()
+        # One that died with orders unanswered is left for _answer() to notice: somebody waits for these.
+        if self._process is not None and self._process.poll() is not None and not self._unanswered:
+            self._end()
+        if self._socket is None:
+            ours, theirs = socket.socketpair()
+            own = (self._handle, theirs.fileno())
+            command = own_python("-P", "-m", "slurmtrain.runtime.checkpoint.writer_process", *map(str, own))
+            # It inherits the rank's standard output and error: its last messages when it fails belong in the rank's
+            # log. Signals that it ignores are blocked from the start: Slurm may send them before Python runs there.
+            with block_signals(IGNORED):
+                self._process = subprocess.Popen(
+                    command,
+                    pass_fds=(*own, *self._inherited),
+                    stdin=subprocess.DEVNULL,
+                    env=environment_of_helper(),
+                    start_new_session=True,
+                )
+            # As long as this process had the other end, too, it would never read that the writer is gone.
+            theirs.close()
+            self._socket, self._received, self._unanswered = ours, b"", 0
         self._number += 1
         try:
-            ours.sendall(json.dumps({"do": verb, "number": self._number, **arguments}).encode() + b"\n")
+            self._socket.sendall(json.dumps({"do": verb, "number": self._number, **arguments}).encode() + b"\n")
         except OSError as error:
             raise self._gone() from error
         self._unanswered += 1
@@ -137,27 +156,6 @@ class ShardWriter:
         self._unanswered -= 1
         answer: dict[str, Any] = json.loads(line)
         return answer
-
-    def _ensure(self) -> socket.socket:
-        # One that died with orders unanswered is left for _answer() to notice: somebody waits for these.
-        if self._process is not None and self._process.poll() is not None and not self._unanswered:
-            self._end()
-        if self._socket is not None:
-            return self._socket
-        ours, theirs = socket.socketpair()
-        arguments = (self._handle, theirs.fileno())
-        command = own_python("-P", "-m", "slurmtrain.runtime.checkpoint.writer_process", *map(str, arguments))
-        handles = (*arguments, *self._inherited)
-        # It inherits the rank's standard output and error: its last messages when it fails belong in the rank's log.
-        # Signals that it ignores are blocked from the start: Slurm may send them before Python is running there.
-        with block_signals(IGNORED):
-            self._process = subprocess.Popen(
-                command, pass_fds=handles, stdin=subprocess.DEVNULL, env=environment_of_helper(), start_new_session=True
-            )
-        # As long as this process had the other end, too, it would never read that the writer is gone.
-        theirs.close()
-        self._socket, self._received, self._unanswered = ours, b"", 0
-        return ours
 
     def _gone(self) -> WriterGone:
         if self._process is not None:

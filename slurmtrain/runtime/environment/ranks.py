@@ -293,7 +293,22 @@ class Tasks:
             changes["SLURM_NODEID"] = str(self.place)
             changes |= dict.fromkeys(("SLURM_NNODES", "SLURM_STEP_NUM_NODES", "SLURM_JOB_NUM_NODES"), nodes)
             changes |= self._hosts(environ)
-            changes |= self._of_task(environ, local_rank) if self.launcher == RANKS else {}
+        if "SLURM_JOB_ID" in environ and self.launcher == RANKS:
+            own, cpus = self.ranks.ranks_of(self.place), str(self.cpus_per_task)
+            counts = [(count, len(list(same))) for count, same in itertools.groupby(self.ranks.counts)]
+            per_node = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in counts)
+            changes |= dict.fromkeys(
+                ("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), str(self.ranks.world_size)
+            )
+            changes |= dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), per_node)
+            changes |= {
+                "SLURM_PROCID": str(own[local_rank]),
+                "SLURM_LOCALID": str(local_rank),
+                "SLURM_GTIDS": ",".join(map(str, own)),
+                "SLURM_NTASKS_PER_NODE": str(len(own)),
+                "SLURM_CPUS_PER_TASK": cpus,
+                **({"SLURM_TRES_PER_TASK": f"cpu={cpus}"} if "SLURM_TRES_PER_TASK" in environ else {}),
+            }
         return {name: value for name, value in changes.items() if name not in self.own}
 
     def _hosts(self, environ: Mapping[str, str]) -> dict[str, str | None]:
@@ -311,23 +326,6 @@ class Tasks:
         # As many numbers as the job has nodes.
         per_node = {"SLURM_JOB_CPUS_PER_NODE": None} if "SLURM_JOB_NODELIST" in other else {}
         return {**dict.fromkeys(other, ",".join(self.hosts)), **per_node}
-
-    def _of_task(self, environ: Mapping[str, str], local_rank: int) -> dict[str, str | None]:
-        own = self.ranks.ranks_of(self.place)
-        counts = [(count, len(list(same))) for count, same in itertools.groupby(self.ranks.counts)]
-        per_node = ",".join(f"{count}(x{times})" if times > 1 else str(count) for count, times in counts)
-        cpus = str(self.cpus_per_task)
-        per_task = {"SLURM_TRES_PER_TASK": f"cpu={cpus}"} if "SLURM_TRES_PER_TASK" in environ else {}
-        return {
-            "SLURM_PROCID": str(own[local_rank]),
-            "SLURM_LOCALID": str(local_rank),
-            "SLURM_GTIDS": ",".join(map(str, own)),
-            **dict.fromkeys(("SLURM_NTASKS", "SLURM_NPROCS", "SLURM_STEP_NUM_TASKS"), str(self.ranks.world_size)),
-            **dict.fromkeys(("SLURM_TASKS_PER_NODE", "SLURM_STEP_TASKS_PER_NODE"), per_node),
-            "SLURM_NTASKS_PER_NODE": str(len(own)),
-            "SLURM_CPUS_PER_TASK": cpus,
-            **per_task,
-        }
 
 
 def write_changes(changes: Mapping[str, str | None]) -> str:

@@ -9,6 +9,7 @@ does.
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 import signal
 import time
@@ -143,11 +144,14 @@ def find_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[
     """
     processes = []
     for pid, attempt in _marked_attempts().items():
-        if _is_same(attempt.parent.parent, run.path) and (except_of is None or attempt.name != except_of.path.name):
-            process = identify(pid)
-            if process is not None:
-                processes.append(process)
-    return processes
+        owner = attempt.parent.parent
+        is_same = owner == run.path
+        with contextlib.suppress(OSError):
+            # Users and jobs may reach it by different names.
+            is_same = is_same or (owner.name == run.path.name and owner.samefile(run.path))
+        if is_same and (except_of is None or attempt.name != except_of.path.name):
+            processes.append(identify(pid))
+    return [process for process in processes if process is not None]
 
 
 def kill_leftovers(run: RunDir, *, except_of: AttemptDir | None = None) -> list[str]:
@@ -193,13 +197,3 @@ def _marked_attempts() -> dict[int, Path]:
     """The directory of the attempt of each process of this user that ranks, setup, or their children have started."""
     processes = marked_processes((ATTEMPT_DIR, SETUP_OF))
     return {pid: Path(values.get(ATTEMPT_DIR) or values[SETUP_OF]) for pid, values in processes.items()}
-
-
-def _is_same(path: Path, other: Path) -> bool:
-    """Whether both paths are the same directory: users and jobs may reach it by different names."""
-    if path.name != other.name:
-        return False
-    try:
-        return path.samefile(other)
-    except OSError:
-        return path == other

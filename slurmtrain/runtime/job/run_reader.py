@@ -162,36 +162,30 @@ def read_interruptions(worker: Worker) -> InterruptionStats:
 
 def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> InterruptionStats:
     """The submission's ``history``, with what the earlier starts of the job of this ``attempt`` have seen since."""
+    from slurmtrain.model.run.outcome import PREFLIGHT
+
     job_id, restart = split_attempt(attempt.path.name) or ("", 0)
     for number in range(max(0, restart - _STARTS), restart):
         earlier = attempt.run.attempt(job_id, number)
-        history = add_attempts(history, _spans_of_start(earlier))
+        events = read_events(earlier.node_journal(0))
+        # None if node 0 was killed before it journaled anything.
+        began = next(iter(select(events, AgentStarted)), None)
+        if began is not None:
+            end = next((event.payload for event in reversed(select(events, NodeEnded))), None)
+            if end is not None and end.cause == PREFLIGHT:
+                cause = PREFLIGHT
+            else:
+                cause = "preempted" if end is not None and end.signal is not None else "node_fail"
+            written = 0.0
+            with contextlib.suppress(OSError), os.scandir(earlier.path) as entries:
+                # It was alive at least until then.
+                written = max((entry.stat().st_mtime for entry in entries if entry.is_file()), default=0.0)
+            span = AttemptSpan(max(0.0, written - began.time) * began.payload.nodes, cause)
+            history = add_attempts(history, [*_spans_of_restarts(events), span])
         saves = select(read_events(earlier.rank_journal(0)), CheckpointSaved)
         if saves and saves[-1].payload.stall_s is not None:
             history = replace(history, stall_s=saves[-1].payload.stall_s, save_s=saves[-1].payload.seconds)
     return add_attempts(history, _spans_of_restarts(read_events(attempt.node_journal(0))))
-
-
-def _spans_of_start(attempt: AttemptDir) -> Iterable[AttemptSpan]:
-    """The spans of one start; none if node 0 never journaled its beginning."""
-    from slurmtrain.model.run.outcome import PREFLIGHT
-
-    events = read_events(attempt.node_journal(0))
-    began = next(iter(select(events, AgentStarted)), None)
-    if began is None:
-        return
-    end = next((event.payload for event in reversed(select(events, NodeEnded))), None)
-    if end is not None and end.cause == PREFLIGHT:
-        cause = PREFLIGHT
-    else:
-        cause = "preempted" if end is not None and end.signal is not None else "node_fail"
-    written = 0.0
-    with contextlib.suppress(OSError), os.scandir(attempt.path) as entries:
-        # It was alive at least until then.
-        written = max((entry.stat().st_mtime for entry in entries if entry.is_file()), default=0.0)
-    seconds = max(0.0, written - began.time)
-    yield from _spans_of_restarts(events)
-    yield AttemptSpan(seconds * began.payload.nodes, cause)
 
 
 def _spans_of_restarts(events: Iterable[AnyEvent]) -> Iterable[AttemptSpan]:

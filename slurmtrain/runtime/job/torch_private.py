@@ -14,15 +14,15 @@ This module is imported where torch is not, so each function imports its part of
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import replace
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import NotAvailable
+from slurmtrain.system.owned_files import read_readable
 
 if TYPE_CHECKING:
     from torch import Tensor, device, nn
@@ -66,16 +66,21 @@ def torch_versions() -> dict[str, str | None]:
     package. A torch that contains NCCL, as conda's does, tells its version only to those who import it.
     """
     nccl = (_version_of(f"nvidia-nccl-cu{major}") for major in _CUDA_MAJORS)
-    torch, built_for = find_spec("torch"), None
-    if torch is not None and torch.origin is not None:
-        with suppress(OSError):
-            text = Path(torch.origin).with_name("version.py").read_text()
-            built_for = re.search(r"^cuda\b.*= *['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    torch = find_spec("torch")
     return {
         "torch": installed_version(),
-        "cuda": built_for[1] if built_for else None,
+        "cuda": cuda_of(Path(torch.origin).parent) if torch is not None and torch.origin is not None else None,
         "nccl": next((version for version in nccl if version), None),
     }
+
+
+def cuda_of(torch: Path) -> str | None:
+    """The version of CUDA that the package ``torch`` in this directory was built for; None if it was built without."""
+    with suppress(OSError):
+        text = read_readable(torch / "version.py").decode(errors="replace")
+        built_for = re.search(r"^cuda\b.*= *['\"]([\d.]+)['\"]", text, re.MULTILINE)
+        return built_for[1] if built_for else None
+    return None
 
 
 def release_of(version: str) -> tuple[int, int] | None:
@@ -194,13 +199,9 @@ def scale_of(scaler: GradScaler) -> Tensor:
 # --- the index of a checkpoint ----------------------------------------------------------------------------------------
 
 
-def storage_info(path: str, offset: int, length: int, transforms: Sequence[str] | None = None) -> StorageInfo:
-    """An entry of a checkpoint's index: ``length`` bytes from ``offset``, in the file at this relative ``path``.
-
-    ``transforms``: how the bytes were transformed when they were written, for example compressed.
-    """
-    info: StorageInfo = storage_info_class()(path, offset, length)
-    return info if transforms is None else replace(info, transform_descriptors=transforms)
+def storage_info(path: str, offset: int, length: int) -> StorageInfo:
+    """An entry of a checkpoint's index: ``length`` bytes from ``offset``, in the file at this relative ``path``."""
+    return storage_info_class()(path, offset, length)
 
 
 def storage_info_class() -> type[StorageInfo]:

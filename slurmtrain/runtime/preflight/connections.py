@@ -325,10 +325,7 @@ class Endpoint:
 
 
 async def connect_to_coordinator(
-    known_endpoints: Callable[[], Sequence[Endpoint]],
-    node: int,
-    timeout_s: float,
-    now: Callable[[], float] = time.time,
+    known_endpoints: Callable[[], Sequence[Endpoint]], node: int, timeout_s: float, now: Callable[[], float] = time.time
 ) -> tuple[CoordinatorConnection, bytes]:
     """Try all endpoints in parallel, and keep the first connection whose other side knows the secret.
 

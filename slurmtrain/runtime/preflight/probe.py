@@ -42,13 +42,7 @@ class Prober:
     """
 
     def __init__(
-        self,
-        node: int,
-        secret: bytes,
-        *,
-        nodes: int = 1,
-        bind_source: bool = False,
-        refusals: Refusals | None = None,
+        self, node: int, secret: bytes, *, nodes: int = 1, bind_source: bool = False, refusals: Refusals | None = None
     ) -> None:
         """Probe as one node of an attempt.
 

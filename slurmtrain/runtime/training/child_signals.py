@@ -82,27 +82,25 @@ class ChildGuard:
         def take() -> None:
             while True:
                 info = signal.sigwaitinfo(GUARDED)
-                if info.si_pid in senders:
-                    _act(signal.Signals(info.si_signo))
+                if info.si_pid not in senders:
+                    continue
+                number = signal.Signals(info.si_signo)
+                if number == signal.SIGTERM and _is_loader():
+                    # Like torch's own handler for a SIGTERM from the parent: the loader reports any other end as a
+                    # failure. Calling that handler would not do, since it would see this thread as the sender.
+                    os._exit(0)
+                # What it would do if it were not blocked.
+                signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
+                signal.raise_signal(number)
+                signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
+                if callable(signal.getsignal(number)) and callable(signal.getsignal(_POKE)):
+                    # Twice: if the main thread was just about to enter a system call when the first one arrived, it
+                    # would block there.
+                    for pause_s in (0.0, 0.02):
+                        time.sleep(pause_s)
+                        signal.pthread_kill(threading.main_thread().ident or 0, _POKE)
 
         threading.Thread(target=take, name="slurmtrain-guard", daemon=True).start()
-
-
-def _act(number: signal.Signals) -> None:
-    """Do what the signal would do if it were not blocked."""
-    if number == signal.SIGTERM and _is_loader():
-        # Like torch's own handler for a SIGTERM from the parent: the loader reports any other end as a failure. Calling
-        # that handler would not do, since it would see this thread as the sender.
-        os._exit(0)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
-    signal.raise_signal(number)
-    signal.pthread_sigmask(signal.SIG_BLOCK, (number,))
-    if callable(signal.getsignal(number)) and callable(signal.getsignal(_POKE)):
-        # Twice: if the main thread was just about to enter a system call when the first one arrived, it would block
-        # there.
-        for pause_s in (0.0, 0.02):
-            time.sleep(pause_s)
-            signal.pthread_kill(threading.main_thread().ident or 0, _POKE)
 
 
 def _is_loader() -> bool:
@@ -166,7 +164,17 @@ _mask = _Mask()
 
 @cache
 def _watch_starts() -> None:
-    os.register_at_fork(before=_block, after_in_parent=_unblock)
+    def block() -> None:
+        """Block the signals, so that the child starts that way: its parent may end it before it has run at all.
+
+        Other forks are left alone, such as subprocess.Popen's with preexec_fn, whose command would inherit the mask.
+        """
+        frame = inspect.currentframe()
+        forking = frame.f_back if frame is not None else None
+        if _guards and forking is not None and forking.f_globals.get("__name__") == popen_fork.__name__:
+            _mask.before = set(signal.pthread_sigmask(signal.SIG_BLOCK, GUARDED))
+
+    os.register_at_fork(before=block, after_in_parent=_unblock)
     if "_config" not in vars(current_process()):
         return  # without a guard, a child that blocks the signals could not be ended by its parent
     plain = util.spawnv_passfds
@@ -179,17 +187,6 @@ def _watch_starts() -> None:
             return plain(path, args, passfds)
 
     util.spawnv_passfds = spawnv_passfds
-
-
-def _block() -> None:
-    """Block the signals, so that the child starts that way: its parent may end it before it has run at all.
-
-    Other forks are left alone, such as subprocess.Popen's with preexec_fn, whose command would inherit the mask.
-    """
-    frame = inspect.currentframe()
-    forking = frame.f_back if frame is not None else None
-    if _guards and forking is not None and forking.f_globals.get("__name__") == popen_fork.__name__:
-        _mask.before = set(signal.pthread_sigmask(signal.SIG_BLOCK, GUARDED))
 
 
 def _unblock(*, always: bool = False) -> None:

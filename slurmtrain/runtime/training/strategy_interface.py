@@ -99,7 +99,15 @@ def replicate(model: nn.Module, spec: StrategySpec, ranks: RankGroup, node: int)
     # With the former it keeps its first buckets, which depend on the model alone; with the latter it takes the first
     # step as the example of all others, so that there cannot be another one before it.
     if not (spec.find_unused_parameters or spec.static_graph):
-        _make_buckets(replica)
+        # The final buckets, by a backward pass that has all gradients in reverse order.
+        replica.module = _Sum(model)
+        try:
+            replica().backward()
+        finally:
+            replica.module = model
+        for parameter in model.parameters():
+            # They are gradients of the sum, and not of anything that the script computes.
+            parameter.grad = None
     if hook is not None:
         # Only now: the backward pass that makes the buckets must leave no compression errors behind.
         hook.is_settled = True
@@ -142,22 +150,6 @@ def _compress_by(name):  # type: ignore[no-untyped-def]
 
 
 _CASTS = {BF16: _compress_by("bf16_compress_hook"), FP16: _compress_by("fp16_compress_hook")}  # type: ignore[no-untyped-call]
-
-
-def _make_buckets(replica: DistributedDataParallel) -> None:
-    """Let a ``replica`` make its final buckets, by a backward pass that has all gradients in reverse order.
-
-    Call it on all ranks.
-    """
-    module = replica.module
-    replica.module = _Sum(module)
-    try:
-        replica().backward()
-    finally:
-        replica.module = module
-    for parameter in module.parameters():
-        # They are gradients of the sum, and not of anything that the script computes.
-        parameter.grad = None
 
 
 class _Sum(nn.Module):

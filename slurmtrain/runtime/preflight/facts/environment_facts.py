@@ -20,11 +20,11 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.urls import redact
 from slurmtrain.runtime.code.packages import package_directories, read_software
 from slurmtrain.runtime.environment.variables import SETUP_PYTHON, environment_of_tools
+from slurmtrain.runtime.job.torch_private import cuda_of
 from slurmtrain.runtime.preflight.facts import gpus
 from slurmtrain.runtime.preflight.facts.cpus import read_field
 from slurmtrain.system.files import make_new_directory, write_atomically
 from slurmtrain.system.journal import Journal
-from slurmtrain.system.owned_files import read_readable
 
 # What libraries for training and for linear algebra go by; the network's addresses and interfaces differ on each node.
 _PREFIXES = (
@@ -34,8 +34,7 @@ _PREFIXES = (
 _OF_A_NODE = frozenset({"NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"})
 _MOST_CHARACTERS = 2000
 _SLURM_TIMEOUT_S = 10.0
-# What torch says of itself in version.py, and its wheels of cuDNN.
-_CUDA = re.compile(r"^cuda\s*(?::[^=]+)?=\s*'([^']+)'", re.MULTILINE)
+# The wheels of cuDNN that torch needs.
 _CUDNN = re.compile(r"nvidia-cudnn-cu\d+")
 
 
@@ -90,7 +89,7 @@ def measure_environment(node: NotedNode) -> EnvironmentNoted:
     versions = {
         "python": software.version,
         "torch": packages.get("torch"),
-        "cuda": _cuda_of_torch(python),
+        "cuda": next(filter(None, (cuda_of(each / "torch") for each in package_directories(python))), None),
         "cudnn": next((version for name, version in packages.items() if _CUDNN.fullmatch(name)), None),
         "driver": gpus.driver_version(nvml),
         "slurm": _slurm_version() if node.number == 0 and "SLURM_JOB_ID" in environ else None,
@@ -126,15 +125,6 @@ def relevant_variables(environ: Mapping[str, str]) -> dict[str, str]:
         for name, value in sorted(environ.items())
         if name.startswith(_PREFIXES) and name not in _OF_A_NODE
     }
-
-
-def _cuda_of_torch(python: Path) -> str | None:
-    """The version of CUDA that torch was built for."""
-    for packages in package_directories(python):
-        with contextlib.suppress(OSError):
-            if match := _CUDA.search(read_readable(packages / "torch" / "version.py").decode(errors="replace")):
-                return match[1]
-    return None
 
 
 def _slurm_version() -> str | None:

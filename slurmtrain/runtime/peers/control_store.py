@@ -134,7 +134,7 @@ class ControlStore:
     # --- messages -------------------------------------------------------------------------------------------------
 
     def publish(self, name: str, message: Mapping[str, Any], *, first: bool = False) -> None:
-        """Publish a message under a name in this round, replacing any earlier one; with ``first``, unless there is one.
+        """Publish a ``message`` under a ``name`` in this round, replacing any; with ``first``, unless there is one.
 
         Never raises: an agent that waits for the message notices by itself that node 0 is gone.
         """

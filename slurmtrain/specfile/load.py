@@ -53,7 +53,7 @@ from slurmtrain.specfile.overrides import (
     parse_overrides,
     parse_sweeps,
 )
-from slurmtrain.specfile.proposals import Proposals, check_is_spec
+from slurmtrain.specfile.proposals import MOST_MISTAKES, add_proposal, check_is_spec
 from slurmtrain.specfile.recordable import (
     excesses,
     find_leaks,
@@ -453,9 +453,8 @@ def _plan_one(
     unread = frozenset(failed)
     reported: list[tuple[KeyPath, str]] = []
     spec = read_spec(resolved, lambda at, message: None if at in unread else reported.append((at, message)))
-    proposals = Proposals(resolved)
-    for at, message in reported:
-        report(at, proposals.add_to(message, at))
+    for number, (at, message) in enumerate(reported):
+        report(at, add_proposal(message, at, resolved) if number < MOST_MISTAKES else message)
     mistakes.add_all(find_leaks(template, resolved))
     for key in resolved.keys() - {*PLACES, *SHELL_KEYS}:
         for reference in dict.fromkeys(references(resolved[key])):

@@ -45,43 +45,39 @@ _EXAMPLES: Mapping[KeyPath, object] = {
     ("checkpoint", "keep", "best", "metric"): "loss",
     ("checkpoint", "step"): r"step(\d+)",
 }
-# What reading a large spec again for each of many mistakes would take.
-_MOST_CHARACTERS, _MOST_MISTAKES = 50_000, 50
+# Larger specs, and further mistakes, get no proposals: the spec is read again for each try.
+_MOST_CHARACTERS = 50_000
+MOST_MISTAKES = 50
 _ABSENT = object()
 
 
-class Proposals:
-    """Finds what to write instead of the values of a spec that are mistakes.
+def add_proposal(message: str, at: KeyPath, spec: Mapping[str, Any]) -> str:
+    """The message about a mistake, with what to write instead.
 
     Most messages say it themselves. For the others, what may be meant is tried in the spec, then examples of what the
     key takes, and whether it can be left out.
+
+    Args:
+        message: The message.
+        at: The key that it is about.
+        spec: Plain data, interpolated.
     """
+    if _NAMED.search(message) or len(repr(spec)) > _MOST_CHARACTERS:
+        return message
+    before = _mistakes_in(spec)
 
-    def __init__(self, spec: Mapping[str, Any]) -> None:
-        """``spec``: plain data, interpolated."""
-        self._spec = spec
-        self._left = _MOST_MISTAKES if len(repr(spec)) <= _MOST_CHARACTERS else 0
+    def is_right(value: object) -> bool:
+        after = _mistakes_in(_with(spec, at, value))
+        # What conflicts with other keys is a mistake of its own.
+        return (at, message) not in after and not any(path[: len(at)] == at for path, _ in after - before)
 
-    def add_to(self, message: str, at: KeyPath) -> str:
-        """The message about a mistake at a key, with what to write instead."""
-        if _NAMED.search(message) or not self._left:
-            return message
-        # Also where nothing is found: trying is what takes the time.
-        self._left -= 1
-        before = _mistakes_in(self._spec)
-
-        def is_right(value: object) -> bool:
-            after = _mistakes_in(_with(self._spec, at, value))
-            # What conflicts with other keys is a mistake of its own.
-            return (at, message) not in after and not any(path[: len(at)] == at for path, _ in after - before)
-
-        for each in filter(is_right, _repairs(value_at(self._spec, at))):
-            return f"{message}; write {_flow(each)}"
-        if _BOUNDS.search(message):
-            return message
-        for each in filter(is_right, _examples_for_key(at)):
-            return f"{message}; write for example {_flow(each)}"
-        return f"{message}; leave it out" if is_right(_ABSENT) else message
+    for each in filter(is_right, _repairs(value_at(spec, at))):
+        return f"{message}; write {_flow(each)}"
+    if _BOUNDS.search(message):
+        return message
+    for each in filter(is_right, _examples_for_key(at)):
+        return f"{message}; write for example {_flow(each)}"
+    return f"{message}; leave it out" if is_right(_ABSENT) else message
 
 
 def _mistakes_in(spec: object) -> set[tuple[KeyPath, str]]:

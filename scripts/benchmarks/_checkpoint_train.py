@@ -109,25 +109,14 @@ class Training:
         (self.task.out / f"rank-{dist.get_rank()}.json").write_text(json.dumps(report))
 
 
-class Block(torch.nn.Module):
-    """One layer of a transformer."""
-
-    def __init__(self, width: int) -> None:
-        super().__init__()
-        self.norm = torch.nn.LayerNorm(width)
-        self.attention = torch.nn.Linear(width, 3 * width)
-        self.projection = torch.nn.Linear(width, width)
-        self.up = torch.nn.Linear(width, 4 * width)
-        self.down = torch.nn.Linear(4 * width, width)
-
-
 class Transformer(torch.nn.Module):
     """A model whose parameters and Adam moments take ``size`` bytes, to within 1 %."""
 
     def __init__(self, size: int) -> None:
         super().__init__()
         width, depth = next(shape for least, shape in SHAPES.items() if size >= least)
-        self.blocks = torch.nn.ModuleList(Block(width) for _ in range(depth))
+        layers = (torch.nn.TransformerEncoderLayer(width, 8, 4 * width) for _ in range(depth))
+        self.blocks = torch.nn.ModuleList(layers)
         rest = size // (FLOAT * COPIES) - sum(one.numel() for one in self.blocks.parameters())
         self.embedding = torch.nn.Embedding(rest // width, width)
 
@@ -237,33 +226,25 @@ def delete(path: Path) -> None:
         path.unlink()
 
 
-def run_rank(task: Task, way: str, saves: int, rank: int, world_size: int) -> None:
-    """Run one rank of a job in its own process, as torchrun would start it; its output goes to ``task.out``."""
-    log = os.open(task.out / f"rank-{rank}.log", os.O_WRONLY | os.O_CREAT)
-    for stream in (1, 2):
-        os.dup2(log, stream)
-    numbers = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
-    os.environ.update({name: str(value) for name, value in numbers.items()})
-    os.environ.update(GLOO_SOCKET_IFNAME="lo")
-    torch.set_num_threads(1)
-    # Ranks meet through a file: another process could take a port that was free before they listen.
-    store = dist.FileStore(str(task.out / "store"), world_size)
-    dist.init_process_group("gloo", store=store, rank=rank, world_size=world_size)
-    train(task, WAYS[way](), saves)
-    dist.barrier()
-    dist.destroy_process_group()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--size", type=int, required=True)
     parser.add_argument("--sharded", action="store_true")
     parser.add_argument("--products", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--steps", type=int, help="in a session")
+    parser.add_argument("--way", choices=WAYS, help="without slurmtrain, as torchrun starts it")
+    parser.add_argument("--saves", type=int)
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    train_in_session(Task(arguments.size, arguments.sharded, arguments.products, arguments.out), arguments.steps)
+    task = Task(arguments.size, arguments.sharded, arguments.products, arguments.out)
+    if arguments.way is None:
+        train_in_session(task, arguments.steps)
+    else:
+        dist.init_process_group("gloo")
+        train(task, WAYS[arguments.way](), arguments.saves)
+        dist.barrier()
+        dist.destroy_process_group()
 
 
 if __name__ == "__main__":

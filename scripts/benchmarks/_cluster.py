@@ -6,13 +6,12 @@ import os
 import shutil
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from _measure import ROOT, environment, say
+from _measure import ROOT, environment, run_quietly, say, try_quietly, wait_until
 
 NAME = "bench"
 PATIENCE_S = 120.0
@@ -37,15 +36,7 @@ class Cluster:
 
     def ask(self, *command: str) -> str:
         """Run one of Slurm's commands and return its standard output."""
-        environ = environment(SLURM_CONF=self.conf)
-        completed = subprocess.run(
-            command, cwd=ROOT, env=environ, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-        )
-        if completed.returncode != 0:
-            sys.exit(
-                f"bench: {' '.join(command)} failed ({completed.returncode}):\n{completed.stdout}{completed.stderr}"
-            )
-        return completed.stdout
+        return run_quietly(command, SLURM_CONF=self.conf, SLURM_TIME_FORMAT="%s")
 
     def jobs(self) -> list[str]:
         """This benchmark's jobs that have not ended, including those whose nodes are still being freed."""
@@ -54,11 +45,7 @@ class Cluster:
 
     def wait_until_free(self) -> None:
         """Wait until no job of this benchmark holds a node any more."""
-        deadline = time.monotonic() + PATIENCE_S
-        while left := self.jobs():
-            if time.monotonic() > deadline:
-                sys.exit(f"bench: job {left[0]} did not end within {PATIENCE_S:.0f} s")
-            time.sleep(0.5)
+        wait_until(lambda: not self.jobs(), "jobs did not end", PATIENCE_S)
 
     def cancel(self) -> None:
         """End this benchmark's jobs."""
@@ -78,7 +65,7 @@ def cluster(purpose: str, nodes: int, *options: str) -> Iterator[Cluster]:
     own = False if conf else _start(nodes, options)
     try:
         name = Path(conf).parent.name if conf else NAME
-        own_conf = _conf(name)
+        own_conf = script("env", name=name).stdout.partition("SLURM_CONF=")[2].strip().strip("'\"")
         if conf and conf != own_conf:
             name = ""
         running = Cluster(conf or own_conf, f"bench-{purpose}-{os.getpid()}", name)
@@ -88,7 +75,18 @@ def cluster(purpose: str, nodes: int, *options: str) -> Iterator[Cluster]:
             running.cancel()
     finally:
         if own:
-            _script("down")
+            script("down")
+
+
+@contextmanager
+def required_cluster(purpose: str, nodes: int, *options: str) -> Iterator[Cluster]:
+    """The same for a benchmark that makes no sense without one: it ends with exit code 2."""
+    try:
+        with cluster(purpose, nodes, *options) as slurm:
+            yield slurm
+    except NoCluster as error:
+        print(f"bench: {purpose} needs a Slurm cluster: {error}", file=sys.stderr)
+        sys.exit(2)
 
 
 def _start(nodes: int, options: Sequence[str]) -> bool:
@@ -97,33 +95,27 @@ def _start(nodes: int, options: Sequence[str]) -> bool:
         raise NoCluster(
             "only root can start a Slurm cluster on this machine; run it as root, or set SLURM_CONF to use another one"
         )
-    exists = _script("status").returncode == 0
+    exists = script("status").returncode == 0
     if exists and options:
         raise NoCluster(f"there is a cluster '{NAME}' already; set SLURM_CONF to use it")
     say(f"{'using' if exists else 'starting'} the cluster '{NAME}' (scripts/cluster)")
-    completed = _script("up", "--nodes", str(nodes), *options)
+    completed = script("up", "--nodes", str(nodes), *options)
     if completed.returncode != 0:
         if not exists:
-            _script("down")
-        problem = (completed.stderr.strip().splitlines() or ["it does not say why"])[-1]
-        raise NoCluster(f"scripts/cluster could not start one: {problem}")
+            script("down")
+        raise NoCluster(f"scripts/cluster could not start one: {problem_of(completed)}")
     return not exists
 
 
-def _conf(name: str) -> str:
-    """The SLURM_CONF of a cluster of scripts/cluster, empty if it has none of this name."""
-    variables = _script("env", name=name).stdout
-    return variables.partition("SLURM_CONF=")[2].strip().strip("'\"")
+def script(*arguments: str, name: str = NAME) -> subprocess.CompletedProcess[str]:
+    """Run scripts/cluster."""
+    return try_quietly([sys.executable, str(ROOT / "scripts" / "cluster"), *arguments, "--name", name])
 
 
-def _script(*arguments: str, name: str = NAME) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "scripts" / "cluster"), *arguments, "--name", name],
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def problem_of(process: subprocess.CompletedProcess[str]) -> str:
+    """Why a process failed, in a line; empty if it did not."""
+    lines = process.stderr.strip().splitlines() or ["it does not say why"]
+    return lines[-1] if process.returncode != 0 else ""
 
 
 class Recorder:
@@ -150,9 +142,6 @@ class Recorder:
 
     def take(self) -> Sequence[tuple[str, float]]:
         """Names and times of the calls since the previous call of this method."""
-        try:
-            lines = self._calls.read_text().splitlines()
-        except FileNotFoundError:
-            return []
-        self._calls.unlink()
+        lines = self._calls.read_text().splitlines() if self._calls.exists() else []
+        self._calls.unlink(missing_ok=True)
         return [(name, float(at)) for name, at in map(str.split, lines)]

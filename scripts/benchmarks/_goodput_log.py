@@ -8,6 +8,7 @@ import random
 import socket
 import statistics
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -188,5 +189,4 @@ class Hand:
 
 def counted(ends: Iterable[str]) -> str:
     """How often jobs ended how, in words."""
-    listed = list(ends)
-    return ", ".join(f"{listed.count(end)} {end}" for end in dict.fromkeys(listed))
+    return ", ".join(f"{count} {end}" for end, count in Counter(ends).items())

@@ -5,7 +5,7 @@ Prints the job's id. What a job runs is imported by name, so that the folder of 
 
 from __future__ import annotations
 
-import argparse
+import sys
 
 import submitit
 from _goodput_train import Task, train
@@ -30,27 +30,22 @@ class Checkpointable:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    Task.add_arguments(parser)
-    parser.add_argument("--name", required=True)
-    parser.add_argument("--nodes", type=int, required=True)
-    parser.add_argument("--partition", required=True)
-    parser.add_argument("--minutes", type=int, required=True)
-    arguments = parser.parse_args()
+    task = Task.parse(sys.argv[1:])
+    name, nodes, partition, minutes = sys.argv[5:]
 
     from _goodput_submitit import Checkpointable as ByName  # not __main__, which is another module in the job
 
-    executor = submitit.AutoExecutor(folder=arguments.out / "submitit", cluster="slurm")
+    executor = submitit.AutoExecutor(folder=task.out / "submitit", cluster="slurm")
     executor.update_parameters(
-        name=arguments.name,
-        nodes=arguments.nodes,
+        name=name,
+        nodes=int(nodes),
         tasks_per_node=1,
         cpus_per_task=1,
-        timeout_min=arguments.minutes,
-        slurm_partition=arguments.partition,
+        timeout_min=int(minutes),
+        slurm_partition=partition,
         slurm_additional_parameters={"requeue": True},
     )
-    print(executor.submit(ByName(Task.chosen(arguments))).job_id)
+    print(executor.submit(ByName(task)).job_id)
 
 
 if __name__ == "__main__":

@@ -5,11 +5,11 @@ Standalone it does what most scripts do: rank 0 writes one file during training,
 
 from __future__ import annotations
 
-import argparse
 import os
+import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -20,8 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 BALLAST = 1_000_000
 
 
-@dataclass(frozen=True)
-class Task:
+class Task(NamedTuple):
     """``steps`` of ``pause_s`` each, and a checkpoint every ``every`` steps; ``out``: the directory of its log."""
 
     out: Path
@@ -30,15 +29,10 @@ class Task:
     every: int
 
     @staticmethod
-    def add_arguments(parser: argparse.ArgumentParser) -> None:
-        parser.add_argument("--out", type=Path, required=True)
-        parser.add_argument("--steps", type=int, required=True)
-        parser.add_argument("--pause", type=float, required=True)
-        parser.add_argument("--every", type=int, required=True)
-
-    @staticmethod
-    def chosen(arguments: argparse.Namespace) -> Task:
-        return Task(arguments.out, arguments.steps, arguments.pause, arguments.every)
+    def parse(words: list[str]) -> Task:
+        """The task that the first words of a command line name."""
+        out, steps, pause_s, every = words[:4]
+        return Task(Path(out), int(steps), float(pause_s), int(every))
 
 
 class Network(torch.nn.Module):
@@ -54,10 +48,6 @@ class Network(torch.nn.Module):
         return answer
 
 
-def make_optimizer(network: Network) -> torch.optim.Optimizer:
-    return torch.optim.SGD(network.layer.parameters(), lr=0.01, momentum=0.9)
-
-
 class Training:
     """The same in all systems."""
 
@@ -65,7 +55,7 @@ class Training:
         torch.manual_seed(0)
         self._pause_s = pause_s
         self.model = DistributedDataParallel(Network())
-        self.optimizer = make_optimizer(self.model.module)
+        self.optimizer = torch.optim.SGD(self.model.module.layer.parameters(), lr=0.01, momentum=0.9)
         self._images, self._labels = torch.randn(32, 64), torch.randint(10, (32,))
 
     def step(self) -> None:
@@ -117,16 +107,6 @@ def train_in_session(task: Task) -> None:
         log.finish()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser()
-    Task.add_arguments(parser)
-    task = Task.chosen(parser.parse_args())
-    torch.set_num_threads(1)
-    if "SLURMTRAIN_RUN_DIR" in os.environ:
-        train_in_session(task)
-    else:
-        train(task)
-
-
 if __name__ == "__main__":
-    main()
+    torch.set_num_threads(1)
+    (train_in_session if "SLURMTRAIN_RUN_DIR" in os.environ else train)(Task.parse(sys.argv[1:]))

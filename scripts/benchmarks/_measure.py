@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import json
 import os
 import platform
+import resource
 import statistics
 import subprocess
 import sys
@@ -12,17 +15,22 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, TypeVar
+
+import psutil
 
 ROOT = Path(__file__).resolve().parents[2]
-# The content of pip's bin/slurmtrain, for a Python that can import slurmtrain but does not have it installed.
-_CONSOLE_SCRIPT = "import sys; from slurmtrain.cli import main; sys.argv[0] = 'slurmtrain'; sys.exit(main())"
+BENCHMARKS = ROOT / "scripts" / "benchmarks"
+# From sys/prctl.h.
+_SET_CHILD_SUBREAPER = 36
+Value = TypeVar("Value")
 
 
 @dataclass
 class Sample:
     """Values of one figure or ratio, shown as median and quartiles."""
 
-    values: list[float] = field(default_factory=list)
+    values: list[float]
     unit: str = ""
 
     @property
@@ -30,11 +38,11 @@ class Sample:
         return statistics.median(self.values)
 
     @property
-    def quartiles(self) -> tuple[float, float]:
+    def quartiles(self) -> str:
         if len(self.values) < 2:
-            return self.values[0], self.values[0]
+            return "-"
         low, _, high = statistics.quantiles(self.values, n=4, method="inclusive")
-        return low, high
+        return f"{low:.4g} .. {high:.4g}"
 
 
 @dataclass
@@ -55,44 +63,41 @@ class Report:
 
     def medians(self, kind: str) -> dict[str, float]:
         """The medians of "figures" or of "ratios", by name."""
-        samples: dict[str, Sample] = getattr(self, kind)
-        return {name: round(sample.median, 5) for name, sample in samples.items()}
+        return {name: round(sample.median, 5) for name, sample in getattr(self, kind).items()}
+
+    def lack(self, text: str) -> None:
+        """Note what was not measured, and why."""
+        self.notes.append(text)
+        say(f"bench: {text}")
 
 
 def print_report(report: Report) -> None:
     """Two tables: figures, then ratios."""
-    width = max(len(name) for name in [*report.figures, *report.ratios])
+    width = max(map(len, [*report.figures, *report.ratios]))
     for title, samples in (("figure", report.figures), ("ratio", report.ratios)):
         if samples:
             print(f"\n{title:<{width}}  {'median':>9}  {'quartiles':>19}  {'n':>4}")
         for name, sample in samples.items():
-            low, high = sample.quartiles
-            spread = f"{low:.4g} .. {high:.4g}" if len(sample.values) > 1 else "-"
-            print(
-                f"{name:<{width}}  {sample.median:>9.4g}  {spread:>19}  {len(sample.values):>4}  {sample.unit}".rstrip()
-            )
+            line = f"{name:<{width}}  {sample.median:>9.4g}  {sample.quartiles:>19}  {len(sample.values):>4}"
+            print(f"{line}  {sample.unit}".rstrip())
     print("".join(f"\n{note}" for note in report.notes))
 
 
 def machine() -> str:
     """The machine in a line, with its load: figures of a busy machine are worth little."""
-    cpu = next((line.split(":")[1].strip() for line in _lines("/proc/cpuinfo") if line.startswith("model name")), "CPU")
-    memory = next(int(line.split()[1]) for line in _lines("/proc/meminfo") if line.startswith("MemTotal")) / 2**20
-    load = os.getloadavg()[0]
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    cpu = next((line.split(":")[1].strip() for line in lines if line.startswith("model name")), "CPU")
     return (
-        f"{cpu}, {len(os.sched_getaffinity(0))} cores, {memory:.0f} GiB, Linux {platform.release()}, "
-        f"Python {platform.python_version()}, load {load:.1f}, {time.strftime('%Y-%m-%d')}"
+        f"{cpu}, {len(os.sched_getaffinity(0))} cores, {psutil.virtual_memory().total / 2**30:.0f} GiB, "
+        f"Linux {platform.release()}, Python {platform.python_version()}, load {os.getloadavg()[0]:.1f}, "
+        f"{time.strftime('%Y-%m-%d')}"
     )
-
-
-def _lines(path: str) -> list[str]:
-    return Path(path).read_text().splitlines()
 
 
 def command(*arguments: str) -> list[str]:
     """The slurmtrain command of this Python: the installed one, or its equivalent."""
     installed = Path(sys.executable).with_name("slurmtrain")
-    return [*([str(installed)] if installed.exists() else [sys.executable, "-c", _CONSOLE_SCRIPT]), *arguments]
+    return [*([str(installed)] if installed.exists() else [sys.executable, "-m", "slurmtrain"]), *arguments]
 
 
 def environment(**more: str) -> dict[str, str]:
@@ -110,68 +115,76 @@ def environment(**more: str) -> dict[str, str]:
     return {**kept, "PATH": path, **more}
 
 
-def run_quietly(argv: Sequence[str], **more: str) -> str:
-    """Run a command from the repository's root and return its standard output; show everything if it fails."""
-    process = subprocess.run(
+def try_quietly(argv: Sequence[str], **more: str) -> subprocess.CompletedProcess[str]:
+    """Run a command from the repository's root to its end, however that is."""
+    return subprocess.run(
         argv, cwd=ROOT, env=environment(**more), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
     )
+
+
+def run_quietly(argv: Sequence[str], **more: str) -> str:
+    """Run a command from the repository's root and return its standard output; show everything if it fails."""
+    process = try_quietly(argv, **more)
     if process.returncode != 0:
         sys.exit(f"bench: {' '.join(argv)} failed ({process.returncode}):\n{process.stdout}{process.stderr}")
     return process.stdout
 
 
+def submit(spec: Path, executor: str, *options: str, **more: str) -> dict[str, Any]:
+    """Submit a spec that gives one run; returns what ``--json`` says of it."""
+    reply = run_quietly(command("submit", str(spec), "--executor", executor, "--json", *options), **more)
+    [run] = json.loads(reply)["runs"]
+    return dict(run)
+
+
+def write_spec(path: Path, **keys: Any) -> Path:
+    """Write a spec, of a run that MLflow does not show, as JSON, which is YAML."""
+    path.write_text(json.dumps({"tracking": {"mlflow": {"enabled": False}}, **keys}))
+    return path
+
+
 def seconds_of(argv: Sequence[str], **more: str) -> float:
     """The wall time of a whole process."""
-    environ = environment(**more)
     began = time.perf_counter()
-    process = subprocess.run(
-        argv,
-        cwd=ROOT,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        check=False,
-    )
-    took = time.perf_counter() - began
-    if process.returncode != 0:
-        sys.exit(f"bench: {' '.join(argv)} failed ({process.returncode}):\n{process.stderr.decode(errors='replace')}")
-    return took
-
-
-# Children that have left their parent come to this process, so that all are counted.
-_SUBREAPER = """\
-import ctypes, json, os, resource, subprocess, sys
-ctypes.CDLL(None).prctl(36, 1, 0, 0, 0)
-code = subprocess.run(sys.argv[1:], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL).returncode
-try:
-    while True:
-        os.wait()
-except ChildProcessError:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-print(json.dumps([code, used.ru_utime + used.ru_stime]))
-"""
+    run_quietly(argv, **more)
+    return time.perf_counter() - began
 
 
 def cpu_seconds_of(argv: Sequence[str], **more: str) -> float:
     """The processor time of a process and of everything that it has started, once all of it has ended."""
-    printed = run_quietly([sys.executable, "-I", "-c", _SUBREAPER, *argv], **more)
-    code, seconds = json.loads(printed)
-    if code != 0:
-        sys.exit(f"bench: {' '.join(argv)} failed ({code})")
-    return float(seconds)
+    libc = ctypes.CDLL(None)
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    # Children that have left their parent come to this process, so that all are counted.
+    libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        run_quietly(argv, **more)
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                os.wait()
+    finally:
+        libc.prctl(_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
 
-def in_turns(measures: Mapping[str, Callable[[], float]], rounds: int, *, warm: int = 1) -> dict[str, list[float]]:
+def in_turns(measures: Mapping[str, Callable[[], Value]], rounds: int, *, warm: int = 1) -> dict[str, list[Value]]:
     """Measure each once a round; every other round goes backwards, so that none always follows the same one."""
-    values: dict[str, list[float]] = {name: [] for name in measures}
+    values: dict[str, list[Value]] = {name: [] for name in measures}
     for number in range(-warm, rounds):
-        order = list(measures) if number % 2 else list(reversed(measures))
-        for name in order:
+        for name in measures if number % 2 else reversed(measures):
             value = measures[name]()
             if number >= 0:
                 values[name].append(value)
     return values
+
+
+def wait_until(true: Callable[[], bool], otherwise: str, patience_s: float, every_s: float = 0.5) -> None:
+    """Wait until something is true; end the benchmark with ``otherwise`` if it is not within ``patience_s``."""
+    deadline = time.monotonic() + patience_s
+    while not true():
+        if time.monotonic() > deadline:
+            sys.exit(f"bench: {otherwise} within {patience_s:.0f} s")
+        time.sleep(every_s)
 
 
 def say(text: str) -> None:

@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from _measure import ROOT
 
@@ -27,12 +28,12 @@ SPEC = ROOT / "experiments" / "digits" / "digits.yaml"
 STEPS = 20
 
 
-def make_runs(root: Path, *, ended: int, running: int = 0, jobs: Sequence[str] = ()) -> None:
-    """This many ended local runs, newer ones that are running, and a pending one for each Slurm job."""
+def make_runs(root: Path, *, ended: int, jobs: Sequence[str] = ()) -> None:
+    """This many ended local runs, and a newer one that is pending for each Slurm job."""
     [planned] = load(SPEC, [f"params.steps={STEPS}"], []).runs
     spec, plan = SPEC.read_text(), json.dumps(planned.plan.to_json(), indent=1)
     now_ms, numbers = time.time_ns() // 1_000_000, random.Random(0)
-    count = ended + running + len(jobs)
+    count = ended + len(jobs)
     for index in range(count):
         run = RunsRoot(root).run(run_id(now_ms - (count - index) * 60_000, numbers.getrandbits(10)))
         submission = run.submission(1)
@@ -41,13 +42,14 @@ def make_runs(root: Path, *, ended: int, running: int = 0, jobs: Sequence[str] =
         run.spec.write_text(spec)
         for path in (run.plan, submission.plan):
             path.write_text(plan)
-        if index < ended + running:
-            _write_local(run, planned.plan, ended=index < ended)
+        if index < ended:
+            _write_submitted(run, planned.plan, f"local-{run.id[-6:]}", "local")
+            _write_ended(run)
         else:
-            _write_waiting(run, planned.plan, jobs[index - ended - running])
+            _write_submitted(run, planned.plan, jobs[index - ended], "slurm")
 
 
-def _write_created(run: RunDir, plan: Plan, executor: str) -> None:
+def _write_submitted(run: RunDir, plan: Plan, job_id: str, executor: str) -> None:
     settings = run_settings(plan)
     # Every run has a learning rate of its own, so that a column shows what differs.
     settings["params"] = {**settings["params"], "lr": round(int(run.id[-4:], 36) / 36**4, 4)}
@@ -55,40 +57,35 @@ def _write_created(run: RunDir, plan: Plan, executor: str) -> None:
         journal.write(
             RunCreated(name=plan.spec.name, plan_hash=plan.hash, executor=executor, by="bench@here", **settings)
         )
-
-
-def _write_waiting(run: RunDir, plan: Plan, job_id: str) -> None:
-    _write_created(run, plan, "slurm")
+    of_local = {"job_id": job_id} if executor == "local" else {}
     with Journal(run.journals / "submit.jsonl", durable=False) as journal:
-        journal.write(Submitting(submission=1, attempt=1, executor="slurm", host=this_process().host))
-        journal.write(Submitted(submission=1, job_id=job_id))
+        journal.write(Submitting(submission=1, attempt=1, executor=executor, host=this_process().host, **of_local))
+        journal.write(Submitted(submission=1, job_id=job_id, process=_ended() if of_local else None))
 
 
-def _write_local(run: RunDir, plan: Plan, *, ended: bool) -> None:
-    """One attempt on this machine that has ended or is halfway through."""
-    job_id, bench = f"local-{run.id[-6:]}", this_process()
-    attempt = run.attempt(job_id, 0)
+def _ended() -> dict[str, Any]:
+    """A process that is never found alive: none of this boot started at its first clock tick."""
+    bench = this_process()
+    return Process(bench.host, bench.boot, bench.pid, 1).to_dict()
+
+
+def _write_ended(run: RunDir) -> None:
+    """One attempt on this machine that has ended."""
+    process = _ended()
+    attempt = run.attempt(f"local-{run.id[-6:]}", 0)
     attempt.path.mkdir(mode=DIRECTORY_MODE)
-    # No process of this boot started at its first clock tick, so a run that has ended is never found alive.
-    process = (Process(bench.host, bench.boot, bench.pid, 1) if ended else bench).to_dict()
-    _write_created(run, plan, "local")
-    with Journal(run.journals / "submit.jsonl", durable=False) as journal:
-        journal.write(Submitting(submission=1, job_id=job_id, attempt=1, executor="local", host=bench.host))
-        journal.write(Submitted(submission=1, job_id=job_id, process=process))
     with (
         Journal(attempt.node_journal(0), durable=False) as agent,
         Journal(attempt.rank_journal(0), durable=False) as rank,
     ):
-        agent.write(AgentStarted(node=0, nodes=1, host=bench.host, process=process, submission=1, attempt=1))
+        agent.write(AgentStarted(node=0, nodes=1, host=process["host"], process=process, submission=1, attempt=1))
         agent.write(RendezvousReady(node=0, master_addr="127.0.0.1", master_port=29500, interface="lo"))
         agent.write(WorkersStarted(processes={"0": process, "1": process}))
         rank.write(SessionStarted(step=0, world_size=2, device="cpu"))
         rank.write(TrainingStarted(total_steps=STEPS))
         metrics = MetricsFile(attempt.metrics)
-        for step in range(1, STEPS + 1 if ended else STEPS // 2):
+        for step in range(1, STEPS + 1):
             metrics.write(step, {"loss": 2.3 / step, "lr": 0.05, "test_accuracy": 1 - 0.5 / step})
         metrics.close()
-        saved = STEPS if ended else STEPS // 2
-        rank.write(CheckpointSaved(step=saved, path=f"checkpoints/step-{saved}", bytes=840_000, seconds=0.02))
-        if ended:
-            agent.write(NodeEnded(cause="completed"))
+        rank.write(CheckpointSaved(step=STEPS, path=f"checkpoints/step-{STEPS}", bytes=840_000, seconds=0.02))
+        agent.write(NodeEnded(cause="completed"))

@@ -10,11 +10,11 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import multiprocessing
 import os
+import shlex
 import shutil
-import signal
 import statistics
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,24 +23,30 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
-from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
 import psutil
-from _checkpoint_train import WAYS, Task, delete, run_rank
-from _measure import ROOT, Report, command, run_quietly, say
+from _checkpoint_train import WAYS, delete
+from _cluster import problem_of
+from _measure import (
+    BENCHMARKS,
+    ROOT,
+    Report,
+    command,
+    environment,
+    say,
+    submit,
+    try_quietly,
+    write_spec,
+)
 from _memory import Failed, Memory
 from step import products_for
 
-from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.system.process import Process, descendants
+from slurmtrain.model.run.layout import RunDir
 
-SCRIPT = ROOT / "scripts" / "benchmarks" / "_checkpoint_train.py"
 STEP_S = 0.020
 PATIENCE_S = 600.0
-# After a rank has failed, how long the others have to notice it.
-GRACE_S = 10.0
 POLL_S = 0.2
 # Time between two saves of a slurmtrain run, as a multiple of a plain write, within bounds in seconds.
 ROOM = 8
@@ -54,13 +60,6 @@ IMPORTED = 600_000_000
 IN_MEMORY = ("tmpfs", "ramfs")
 STALL_AIM = 0.10
 WALL_AIM = 1.3
-# Modules that take seconds to import, imported once for all ranks of torch's own ways.
-PRELOADED = [
-    "torch.distributed.checkpoint.state_dict_saver",
-    "torch.distributed.checkpoint.state_dict",
-    "torch.distributed.fsdp",
-    "torch.distributed.tensor",
-]
 
 
 @dataclass(frozen=True)
@@ -140,47 +139,64 @@ class Bench:
         return Job(saves)
 
     def by_torch(self, way: str, case: Case) -> Job:
-        """One of torch's own ways, on processes started as torchrun would start them."""
-        context = multiprocessing.get_context("forkserver")
-        context.set_forkserver_preload(PRELOADED)
-        with self._out() as out:
-            task = Task(case.size, case.sharded, self.products, out)
-            ranks = [
-                context.Process(target=run_rank, args=(task, way, self.saves, rank, case.processes))
-                for rank in range(case.processes)
-            ]
-            try:
-                for rank in ranks:
-                    rank.start()
-                with Memory([rank.pid for rank in ranks if rank.pid]) as memory:
-                    _join(ranks)
-            finally:
-                for rank in ranks:
-                    if rank.is_alive():
-                        rank.kill()
-                        rank.join()
-            if any(rank.exitcode for rank in ranks):
-                raise Failed("; ".join(_last_word(out, number, rank.exitcode) for number, rank in enumerate(ranks)))
+        """One of torch's own ways, under torchrun."""
+        torchrun = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={case.processes}"]
+        with self._out() as out, (out / "log").open("w+") as log:
+            launched = subprocess.Popen(
+                [sys.executable, *torchrun, *self._script(case, out, "--way", way, "--saves", str(self.saves))],
+                cwd=ROOT,
+                env=environment(OMP_NUM_THREADS="1", GLOO_SOCKET_IFNAME="lo"),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+            with launched, Memory(launched.pid) as memory:
+                try:
+                    code = launched.wait(PATIENCE_S)
+                except subprocess.TimeoutExpired:
+                    raise Failed(f"it did not end within {PATIENCE_S:.0f} s") from None
+                finally:
+                    launched.terminate()
+            if code:
+                log.seek(0)
+                raise Failed("torchrun failed:\n" + "".join(log.readlines()[-20:]))
             reports = _read_reports(out, case)
             _check_bytes(_bytes_below(out / f"step-{self.saves - 1}"), reports)
             return _job(reports, [Save(wall) for _, wall in reports[0]["saves"]], reports[0]["saves"], memory)
 
     def slurmtrain(self, case: Case) -> Job:
         """A run of the local executor, which saves every so many steps; the last one, at its end, does not count."""
-        every = self._every(case)
+        # Steps take longer if processes share a core.
+        crowd = max(1.0, case.processes / len(os.sched_getaffinity(0)))
+        every = math.ceil(min(MOST_S, max(LEAST_S, ROOM * self.plain_s)) / (STEP_S * crowd))
         steps = every * (self.saves + 1)
         with self._out() as out:
-            submitted = self._submit(case, out, every, steps)
+            spec = write_spec(
+                out / "checkpoint.yaml",
+                name="bench-checkpoint",
+                command=shlex.join(["python", *self._script(case, out, "--steps", str(steps))]),
+                resources={"procs_per_node": case.processes},
+                checkpoint={"every": {"steps": every}, "keep": 1},
+            )
+            runs = {"SLURMTRAIN_RUNS": str(out)}
+            submitted = submit(spec, "local", **runs)
             run = RunDir(Path(submitted["dir"]))
-            attempt = run.attempt(submitted["job_id"], 0)
-            controller = _controller(run)
+            [started] = [event for path in run.journals.glob("*.jsonl") for event in _events(path, "submitted")]
             try:
-                with Memory([controller.pid]) as memory:
-                    _wait_for_end(attempt)
-                _wait_until(lambda: not controller.alive(), GRACE_S)
+                # The ancestor of all processes of a local run.
+                controller = psutil.Process(started["process"]["pid"])
+                with Memory(controller.pid) as memory:
+                    deadline = time.monotonic() + PATIENCE_S
+                    # A command that waits would take time from the ranks.
+                    while controller.is_running() and time.monotonic() < deadline and not _all_reported(out, case):
+                        time.sleep(POLL_S)
+                if not _all_reported(out, case):
+                    raise Failed(f"the run did not end as it should within {PATIENCE_S:.0f} s")
+                if problem := problem_of(try_quietly(command("wait", run.id), **runs)):
+                    raise Failed(problem)
             finally:
-                _kill(controller)
-            saved = [event for event in _events(attempt.rank_journal(0)) if event["kind"] == "saved"]
+                try_quietly(command("cancel", run.id), **runs)
+            saved = _events(run.attempt(submitted["job_id"], 0).rank_journal(0), "saved")
             saved = [event for event in saved if event["step"] % every == 0 and event["step"] < steps]
             if len(saved) < 2:
                 raise Failed(f"it saved {len(saved)} times in {steps} steps")
@@ -189,29 +205,9 @@ class Bench:
             saves = [Save(event["seconds"], told_s=event.get("stall_s", event["seconds"])) for event in saved]
             return _job(reports, saves, [(event["step"], event["seconds"]) for event in saved], memory)
 
-    def _every(self, case: Case) -> int:
-        """After how many steps to save: steps take longer if processes share a core."""
-        crowd = max(1.0, case.processes / len(os.sched_getaffinity(0)))
-        return math.ceil(min(MOST_S, max(LEAST_S, ROOM * self.plain_s)) / (STEP_S * crowd))
-
-    def _submit(self, case: Case, out: Path, every: int, steps: int) -> Mapping[str, Any]:
-        options = {"--size": case.size, "--products": self.products, "--steps": steps, "--out": out}
-        argv = ["python", str(SCRIPT), *(str(part) for option in options.items() for part in option)]
-        spec = out / "checkpoint.yaml"
-        spec.write_text(
-            json.dumps(
-                {
-                    "name": "bench-checkpoint",
-                    "command": " ".join(argv + ["--sharded"] * case.sharded),
-                    "resources": {"procs_per_node": case.processes},
-                    "checkpoint": {"every": {"steps": every}, "keep": 1},
-                    "tracking": {"mlflow": {"enabled": False}},
-                }
-            )
-        )
-        reply = run_quietly(command("submit", str(spec), "--executor", "local", "--json"), SLURMTRAIN_RUNS=str(out))
-        [run] = json.loads(reply)["runs"]
-        return dict(run)
+    def _script(self, case: Case, out: Path, *options: str) -> list[str]:
+        facts = [f"--size={case.size}", f"--products={self.products}", f"--out={out}", *["--sharded"] * case.sharded]
+        return [str(BENCHMARKS / "_checkpoint_train.py"), *facts, *options]
 
     @contextmanager
     def _out(self) -> Iterator[Path]:
@@ -220,69 +216,16 @@ class Bench:
             yield Path(out)
 
 
-def _join(ranks: Sequence[multiprocessing.process.BaseProcess]) -> None:
-    """Wait for the ranks with a time limit, a short one after one has failed."""
-    deadline = time.monotonic() + PATIENCE_S
-    while running := [rank for rank in ranks if rank.exitcode is None]:
-        if any(rank.exitcode for rank in ranks):
-            deadline = min(deadline, time.monotonic() + GRACE_S)
-        left = deadline - time.monotonic()
-        if left <= 0:
-            return
-        wait([rank.sentinel for rank in running], min(left, GRACE_S))
-
-
-def _last_word(out: Path, rank: int, exitcode: int | None) -> str:
-    log = out / f"rank-{rank}.log"
-    lines = log.read_text(errors="replace").strip().splitlines() if log.exists() else []
-    return f"rank {rank} ended with {exitcode}{': ' + lines[-1][:300] if lines and exitcode else ''}"
-
-
-def _controller(run: RunDir) -> Process:
-    """The process that is the ancestor of all processes of a local run."""
-    reports = [
-        event for path in run.journals.glob("*.jsonl") for event in _events(path) if event["kind"] == "submitted"
-    ]
-    return Process.from_dict(reports[0]["process"])
-
-
-def _wait_for_end(attempt: AttemptDir) -> None:
-    """Wait until the run is completed. Raises Failed if it ends otherwise."""
-
-    def ended() -> list[dict[str, Any]]:
-        return [event for event in _events(attempt.node_journal(0)) if event["kind"] == "end"]
-
-    if not _wait_until(lambda: bool(ended()), PATIENCE_S):
-        raise Failed(f"the run did not end within {PATIENCE_S:.0f} s")
-    [end] = ended()
-    if end["cause"] != "completed":
-        raise Failed(f"the run ended: {end['cause']}: {end['reason']}")
-
-
-def _wait_until(true: Callable[[], bool], seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not (so := true()) and time.monotonic() < deadline:
-        time.sleep(POLL_S)
-    return so
-
-
-def _kill(process: Process) -> None:
-    """End a process and its descendants, and wait until they are gone."""
-    left = [process, *descendants(process)]
-    for member in left:
-        member.send(signal.SIGKILL)
-    _wait_until(lambda: not any(member.alive() for member in left), GRACE_S)
-
-
-def _events(journal: Path) -> list[dict[str, Any]]:
-    try:
-        lines = journal.read_text().splitlines(keepends=True)
-    except FileNotFoundError:
-        return []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
+def _events(journal: Path, kind: str) -> list[dict[str, Any]]:
+    events = map(json.loads, journal.read_text().splitlines())
+    return [event for event in events if event["kind"] == kind]
 
 
 # --- from ranks' reports to figures --------------------------------------------------------------------------------
+
+
+def _all_reported(out: Path, case: Case) -> bool:
+    return all((out / f"rank-{rank}.json").exists() for rank in range(case.processes))
 
 
 def _read_reports(out: Path, case: Case) -> list[dict[str, Any]]:
@@ -327,24 +270,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--processes", type=int, nargs="+", metavar="N", help="on how many (default: 1, 2 and 4; 1 and 2 with --quick)"
     )
     parser.add_argument("--rounds", type=int, metavar="R", help="of each case (default: 1; 2 with --quick)")
-    parser.add_argument("--folder", metavar="DIR", help="where to write (default: a temporary one)")
 
 
 def run(arguments: argparse.Namespace) -> Report:
     report = Report()
-    with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-", dir=arguments.folder) as folder:
+    with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
         if filesystem(Path(folder)) in IN_MEMORY:
-            sys.exit(f"bench: {folder} is in memory; name a directory on a disk with --folder")
+            sys.exit(f"bench: {folder} is in memory; set TMPDIR to a directory on a disk")
         products = products_for(STEP_S)
         for case in cases(arguments):
             if lacking := lacks(case, Path(folder)):
-                report.notes.append(f"{case} was not measured: {lacking}")
-                say(f"bench: {report.notes[-1]}")
+                report.lack(f"{case} was not measured: {lacking}")
                 continue
             rounds = arguments.rounds or (2 if arguments.quick else 1)
-            bench = Bench(Path(folder), products, saves_in_a_round(quick=arguments.quick))
-            jobs_by_way = measure(bench, case, rounds, report)
-            add_figures(case, jobs_by_way, report)
+            # The first one included.
+            bench = Bench(Path(folder), products, saves=2 if arguments.quick else 4)
+            add_figures(case, measure(bench, case, rounds, report), report)
             if not arguments.quick:
                 judge(case, report)
     report.notes += [
@@ -368,11 +309,6 @@ def cases(arguments: argparse.Namespace) -> list[Case]:
     chosen = [Case(size, several) for size, name in SIZES.items() if name in names for several in processes]
     beside = Case(SHARDED.size, SHARDED.processes)
     return [*chosen, SHARDED] if beside in chosen else chosen
-
-
-def saves_in_a_round(*, quick: bool) -> int:
-    """The first one included."""
-    return 2 if quick else 4
 
 
 def lacks(case: Case, folder: Path) -> str | None:
@@ -417,43 +353,39 @@ def add_figures(case: Case, jobs_by_way: Mapping[str, Sequence[Job]], report: Re
     """Figures of each way, then ratios of those that can be paired, save by save within a round."""
     for name, jobs in jobs_by_way.items():
         firsts, laters = [job.saves[0] for job in jobs], [save for job in jobs for save in job.later]
-        label = f"{case}: {name}"
+        figures: dict[str, list[float]] = {}
         if name != "plain":
-            report.figure(f"{label}: stall_ms", [save.stall_s * 1e3 for save in laters], "ms")
-            report.figure(f"{label}: first_stall_ms", [save.stall_s * 1e3 for save in firsts], "ms")
-            report.figure(f"{label}: lost_ms", [save.lost_s * 1e3 for save in laters], "ms")
-            report.figure(f"{label}: memory_mb", [job.memory / 1e6 for job in jobs], "MB")
-        report.figure(f"{label}: wall_ms", [save.wall_s * 1e3 for save in laters], "ms")
-        report.figure(f"{label}: first_wall_ms", [save.wall_s * 1e3 for save in firsts], "ms")
-        report.figure(f"{label}: mb_per_s", [case.size / save.wall_s / 1e6 for save in laters], "MB/s")
-        reports = [save.told_s * 1e3 for save in laters if save.told_s is not None]
-        if reports:
-            report.figure(f"{label}: stall_told_ms", reports, "ms")
-    for name in jobs_by_way:
-        if name != "plain":
-            compare(case, "wall", name, "plain", jobs_by_way, report)
-    for name in ("dcp_async_thread", "dcp_async_process", "slurmtrain"):
-        compare(case, "stall", name, "dcp_save", jobs_by_way, report)
-    compare(case, "stall", "slurmtrain", "dcp_async_process", jobs_by_way, report)
-
-
-def compare(
-    case: Case, measure_name: str, upper: str, lower: str, jobs_by_way: Mapping[str, Sequence[Job]], report: Report
-) -> None:
-    if upper not in jobs_by_way or lower not in jobs_by_way:
-        return
-    pairs = [
-        (getattr(up, f"{measure_name}_s"), getattr(low, f"{measure_name}_s"))
-        for ups, lows in zip(jobs_by_way[upper], jobs_by_way[lower], strict=True)
-        for up, low in zip(ups.later, lows.later, strict=False)
-    ]
-    report.ratio(f"{case}: {measure_name} {upper}/{lower}", [up for up, _ in pairs], [low for _, low in pairs])
+            figures |= {
+                "stall_ms": [save.stall_s * 1e3 for save in laters],
+                "first_stall_ms": [save.stall_s * 1e3 for save in firsts],
+                "lost_ms": [save.lost_s * 1e3 for save in laters],
+            }
+            report.figure(f"{case}: {name}: memory_mb", [job.memory / 1e6 for job in jobs], "MB")
+        figures |= {
+            "wall_ms": [save.wall_s * 1e3 for save in laters],
+            "first_wall_ms": [save.wall_s * 1e3 for save in firsts],
+            "stall_told_ms": [save.told_s * 1e3 for save in laters if save.told_s is not None],
+        }
+        for figure, values in figures.items():
+            if values:
+                report.figure(f"{case}: {name}: {figure}", values, "ms")
+        report.figure(f"{case}: {name}: mb_per_s", [case.size / save.wall_s / 1e6 for save in laters], "MB/s")
+    pairs = [("wall_s", name, "plain") for name in jobs_by_way if name != "plain"]
+    pairs += [("stall_s", name, "dcp_save") for name in ("dcp_async_thread", "dcp_async_process", "slurmtrain")]
+    for measured, upper, lower in [*pairs, ("stall_s", "slurmtrain", "dcp_async_process")]:
+        if upper in jobs_by_way and lower in jobs_by_way:
+            both = [
+                (getattr(up, measured), getattr(low, measured))
+                for ups, lows in zip(jobs_by_way[upper], jobs_by_way[lower], strict=True)
+                for up, low in zip(ups.later, lows.later, strict=False)
+            ]
+            name = f"{case}: {measured.removesuffix('_s')} {upper}/{lower}"
+            report.ratio(name, [up for up, _ in both], [low for _, low in both])
 
 
 def judge(case: Case, report: Report) -> None:
     """Whether the aims, which concern the largest size, are met."""
-    aims = {"stall slurmtrain/dcp_save": STALL_AIM, "wall slurmtrain/plain": WALL_AIM}
-    for measure_name, aim in aims.items():
-        name = f"{case}: {measure_name}"
-        if case.size == LARGEST and name in report.ratios and report.ratios[name].median > aim:
-            report.failures.append(f"{name} is {report.ratios[name].median:.3g}, and is to be at most {aim}")
+    for ratio, aim in (("stall slurmtrain/dcp_save", STALL_AIM), ("wall slurmtrain/plain", WALL_AIM)):
+        sample = report.ratios.get(f"{case}: {ratio}")
+        if case.size == LARGEST and sample is not None and sample.median > aim:
+            report.failures.append(f"{case}: {ratio} is {sample.median:.3g}, and is to be at most {aim}")

@@ -8,7 +8,6 @@ SLURM_CONF), launches are left out.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -18,7 +17,7 @@ import launch
 import status
 import step
 from _cluster import NoCluster, Recorder
-from _measure import Report, command, cpu_seconds_of, in_turns, say, seconds_of
+from _measure import Report, command, cpu_seconds_of, in_turns, seconds_of, write_spec
 
 NODES = 2
 # Runs that have ended, for status.
@@ -53,12 +52,9 @@ def measure_launch(rounds: int, report: Report) -> None:
     """From sbatch to the first step."""
     measured = Report()
     try:
-        # Without a copy of this repository: how long that takes depends on the file system, and torchrun makes none.
-        with launch.set_up(NODES, 1, code="none") as bench:
-            launch.measure(bench, NODES, rounds, measured, no_session=False)
+        launch.measure_without_code(NODES, rounds, measured)
     except NoCluster as error:
-        report.notes.append(f"launches were not measured: {error}")
-        say(f"bench: {report.notes[0]}")
+        report.lack(f"launches were not measured: {error}")
         return
     size = f"{NODES}x1"
     for side in ("session", "torchrun"):
@@ -68,8 +64,7 @@ def measure_launch(rounds: int, report: Report) -> None:
 
 def measure_empty_run(folder: Path, rounds: int, report: Report) -> None:
     """The processor time of all processes of a local run that does nothing."""
-    spec = folder / "empty.yaml"
-    spec.write_text(json.dumps({"command": "python -c pass", "tracking": {"mlflow": {"enabled": False}}}))
+    spec = write_spec(folder / "empty.yaml", command="python -c pass")
     submit = command("submit", str(spec), "--executor", "local", "--wait")
     took = in_turns(
         {
@@ -95,11 +90,11 @@ def measure_status(folder: Path, rounds: int, report: Report) -> None:
 
 def measure_step(folder: Path, rounds: int, report: Report) -> None:
     """A step of training, in the steps that the machine disturbs least."""
-    work, steps = step.products_for(step.STEP_S), 150
+    products, steps = step.products_for(step.STEP_S), 150
     took = in_turns(
         {
-            "session": lambda: step.under_session(folder, steps, work).step_lowest_decile_ms,
-            "torchrun": lambda: step.under_torchrun(folder, steps, work).step_lowest_decile_ms,
+            "session": lambda: step.under_session(folder, steps, products)["step_lowest_decile_ms"],
+            "torchrun": lambda: step.under_torchrun(folder, steps, products)["step_lowest_decile_ms"],
         },
         rounds,
         warm=0,

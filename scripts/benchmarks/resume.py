@@ -13,22 +13,20 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from _measure import ROOT, Report, command, run_quietly, say
+from _measure import BENCHMARKS, Report, command, run_quietly, say, submit, wait_until, write_spec
 
 from slurmtrain.model.run.layout import AttemptDir, RunDir, checkpoint_step
 from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published, sweep
 from slurmtrain.system.process import Process, descendants
 
-SCRIPT = ROOT / "scripts" / "benchmarks" / "_resume_train.py"
 STEPS = 100
 EVERY = 7
 PAUSE_S = 0.02
 PATIENCE_S = 120.0
+POLL_S = 0.002
 
 
 @dataclass(frozen=True)
@@ -47,20 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> Report:
     seeds = arguments.seeds or (5 if arguments.quick else 100)
-    report = Report()
+    outcomes = []
     with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
         bench = Bench(Path(folder))
         expected = bench.uninterrupted()
         if bench.uninterrupted() != expected:
             sys.exit("bench: two runs that nothing interrupted differ, so no comparison means anything")
-        outcomes = []
         for seed in range(seeds):
-            outcome = bench.killed_and_resumed(seed, expected)
-            outcomes.append(outcome)
+            outcomes.append(outcome := bench.killed_and_resumed(seed, expected))
             verdict = "the same" if outcome.same else "DIFFERENT"
             say(f"seed {seed}: {verdict}, lost {outcome.lost}, reported {outcome.lost_reported}")
     same = [outcome.same for outcome in outcomes]
     right = [outcome.lost == outcome.lost_reported for outcome in outcomes]
+    report = Report()
     report.figure("seeds", [seeds])
     report.figure("same_final_weights", [sum(same)])
     report.figure("right_lost_steps", [sum(right)])
@@ -70,9 +67,8 @@ def run(arguments: argparse.Namespace) -> Report:
         f"final weights bit for bit as uninterrupted: {sum(same)} of {seeds}; lost_steps right: {sum(right)} of {seeds}"
     ]
     for fault, well in (("other final weights", same), ("wrong lost_steps", right)):
-        bad = [seed for seed, good in enumerate(well) if not good]
-        if bad:
-            report.failures.append(f"{fault} with the seeds {', '.join(map(str, bad))}")
+        if bad := [str(seed) for seed, good in enumerate(well) if not good]:
+            report.failures.append(f"{fault} with the seeds {', '.join(bad)}")
     return report
 
 
@@ -80,22 +76,18 @@ class Bench:
     """Runs of one runs root."""
 
     def __init__(self, folder: Path) -> None:
-        self.runs = folder / "runs"
-        self.spec = folder / "resume.yaml"
-        self.spec.write_text(
-            json.dumps(
-                {
-                    "name": "bench-resume",
-                    "command": f"python {SCRIPT}",
-                    "params": {"steps": STEPS, "pause": PAUSE_S},
-                    "resources": {"procs_per_node": 2},
-                    "checkpoint": {"every": {"steps": EVERY}},
-                }
-            )
+        self.runs = {"SLURMTRAIN_RUNS": str(folder / "runs")}
+        self.spec = write_spec(
+            folder / "resume.yaml",
+            name="bench-resume",
+            command=f"python {BENCHMARKS / '_resume_train.py'}",
+            params={"steps": STEPS, "pause": PAUSE_S},
+            resources={"procs_per_node": 2},
+            checkpoint={"every": {"steps": EVERY}},
         )
 
     def uninterrupted(self) -> str:
-        return self.final(Path(self.submit("--wait")["dir"]))
+        return final(Path(submit(self.spec, "local", "--wait", **self.runs)["dir"]))
 
     def killed_and_resumed(self, seed: int, expected: str) -> Outcome:
         directory, finished = self.killed(random.Random(seed))
@@ -106,39 +98,37 @@ class Bench:
         began = time.monotonic()
         # Before its first checkpoint a run has nothing to continue from, and says so.
         fresh = [] if newest else ["--from-start"]
-        [resumed] = self.ask("resume", directory.id, "--wait", "--json", *fresh)["runs"]
-        return Outcome(
-            same=self.final(directory.path) == expected,
-            lost=finished - goes_on_from,
-            lost_reported=resumed["lost_steps"],
-            seconds=time.monotonic() - began,
-        )
+        reply = run_quietly(command("resume", directory.id, "--wait", "--json", *fresh), **self.runs)
+        [resumed] = json.loads(reply)["runs"]
+        same, lost = final(directory.path) == expected, finished - goes_on_from
+        return Outcome(same, lost, resumed["lost_steps"], time.monotonic() - began)
 
     def killed(self, numbers: random.Random) -> tuple[RunDir, int]:
         """A run that was killed after a random step, and the last step that it finished."""
         step = numbers.randint(1, STEPS)
         while True:
-            submitted = self.submit()
+            submitted = submit(self.spec, "local", **self.runs)
             attempt = RunDir(Path(submitted["dir"])).attempt(submitted["job_id"], 0)
             wait_for_step(attempt.metrics, 1)
             processes = processes_of(attempt)
             wait_for_step(attempt.metrics, step)
-            kill(processes, numbers)
+            for process in numbers.sample(processes, len(processes)):
+                process.send(signal.SIGKILL)
+            wait_until(
+                lambda left=processes: not any(map(Process.alive, left)),
+                "killed processes did not go",
+                PATIENCE_S,
+                POLL_S,
+            )
             if not (attempt.run.path / "final.json").exists():
                 return attempt.run, last_step(attempt.metrics)
             # It ended before it was killed: kill the next one earlier.
             step = numbers.randint(1, step)
 
-    def submit(self, *options: str) -> dict[str, Any]:
-        [run] = self.ask("submit", str(self.spec), "--executor", "local", "--json", *options)["runs"]
-        return dict(run)
 
-    def ask(self, *arguments: str) -> dict[str, Any]:
-        return dict(json.loads(run_quietly(command(*arguments), SLURMTRAIN_RUNS=str(self.runs))))
-
-    def final(self, directory: Path) -> str:
-        final = json.loads((directory / "final.json").read_text())
-        return str(final["sha256"])
+def final(directory: Path) -> str:
+    """The digest of the weights that a run ended with."""
+    return str(json.loads((directory / "final.json").read_text())["sha256"])
 
 
 def processes_of(attempt: AttemptDir) -> list[Process]:
@@ -151,29 +141,11 @@ def processes_of(attempt: AttemptDir) -> list[Process]:
     return sorted({*started, *(below for one in started for below in descendants(one))}, key=lambda one: one.pid)
 
 
-def kill(processes: list[Process], numbers: random.Random) -> None:
-    """Send SIGKILL to all of them, in any order, and wait until they are gone."""
-    for process in numbers.sample(processes, len(processes)):
-        process.send(signal.SIGKILL)
-    wait_until(lambda: not any(process.alive() for process in processes), "the killed processes did not go")
-
-
 def last_step(metrics: Path) -> int:
     """The last finished step of an attempt: that of the last complete line."""
-    if not metrics.exists():
-        return 0
-    lines = metrics.read_bytes().splitlines(keepends=True)
-    whole = [json.loads(line) for line in lines if line.endswith(b"\n")]
-    return max((record["step"] for record in whole), default=0)
+    lines = metrics.read_bytes().splitlines(keepends=True) if metrics.exists() else []
+    return max((json.loads(line)["step"] for line in lines if line.endswith(b"\n")), default=0)
 
 
 def wait_for_step(metrics: Path, step: int) -> None:
-    wait_until(lambda: last_step(metrics) >= step, f"{metrics} did not come to step {step}")
-
-
-def wait_until(true: Callable[[], bool], otherwise: str) -> None:
-    deadline = time.monotonic() + PATIENCE_S
-    while not true():
-        if time.monotonic() > deadline:
-            sys.exit(f"bench: {otherwise} within {PATIENCE_S:.0f} s")
-        time.sleep(0.002)
+    wait_until(lambda: last_step(metrics) >= step, f"{metrics} did not come to step {step}", PATIENCE_S, POLL_S)

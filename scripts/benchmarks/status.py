@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,16 +16,14 @@ from functools import partial
 from pathlib import Path
 
 from _cluster import Cluster, NoCluster, Recorder, cluster
-from _measure import Report, command, in_turns, run_quietly, say, seconds_of
+from _measure import Report, command, in_turns, run_quietly, say, seconds_of, wait_until
 from _runs import make_runs
 
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.registry.store import Store
 
+# A tenth of the largest must fit into an array: Slurm's MaxArraySize is 1001 unless a site changes it.
 SIZES = (10, 1000, 10_000)
-MOST_OPEN = 2000
-# Slurm's MaxArraySize is 1001 unless a site changes it.
-ARRAY = 1000
 SETTLING_S = 300.0
 
 
@@ -51,12 +48,7 @@ class Root:
         """Create the runs; list them for the first time, which ingests them; repeat until the registry is done."""
         make_runs(self.runs, ended=self.ended, jobs=self.jobs)
         self.first_s = self.seconds()
-        began = time.monotonic()
-        while not self._settled():
-            if time.monotonic() - began > SETTLING_S:
-                sys.exit(f"bench: the registry did not settle the runs that have ended within {SETTLING_S:.0f} s")
-            time.sleep(0.5)
-            run_quietly(command("status"), **self.environment)
+        wait_until(self._settled, "the registry did not settle the runs that have ended", SETTLING_S)
         self.calls.clear()
 
     def seconds(self) -> float:
@@ -66,6 +58,7 @@ class Root:
         return took
 
     def _settled(self) -> bool:
+        run_quietly(command("status"), **self.environment)
         with Store(RunsRoot(self.runs).registry) as store:
             listed = store.listed()
         states = sorted(one.state for one in listed.values())
@@ -84,11 +77,10 @@ def run(arguments: argparse.Namespace) -> Report:
         try:
             slurm = stack.enter_context(cluster("status", 1))
         except NoCluster as error:
-            report.notes.append(f"runs that are open Slurm jobs were not measured: {error}")
-            say(f"bench: {report.notes[0]}")
+            report.lack(f"runs that are open Slurm jobs were not measured: {error}")
         else:
             for size in SIZES:
-                jobs = held_jobs(slurm, min(size // 10, MOST_OPEN))
+                jobs = held_jobs(slurm, size // 10)
                 name = f"open_{len(jobs)}_of_{size}"
                 roots[name] = Root(folder / f"open-{size}", size - len(jobs), jobs, recorder, slurm.conf)
         for name, root in roots.items():
@@ -103,20 +95,14 @@ def run(arguments: argparse.Namespace) -> Report:
         expected = ["squeue"] if root.jobs else []
         if wrong := [calls for calls in root.calls if calls != expected]:
             report.failures.append(f"{name}: status called {wrong[0]}, where it should call {expected}")
-    for name, root in roots.items():
         report.figure(f"{name}_first_status_s", [root.first_s], "s")
-    for name in roots:
         report.ratio(f"{name}/import_sqlalchemy", times[name], times["import_sqlalchemy"])
     report.notes.append("aims: no call of Slurm's commands where all runs have ended, one of squeue elsewhere")
     return report
 
 
 def held_jobs(slurm: Cluster, count: int) -> list[str]:
-    """Ids of this many pending jobs, elements of held arrays; they end with the benchmark."""
-    ids = []
-    for first in range(0, count, ARRAY):
-        size = min(ARRAY, count - first)
-        options = ["--parsable", "--hold", f"--job-name={slurm.job_name}", "--chdir=/", "--output=/dev/null"]
-        array = slurm.ask("sbatch", *options, f"--array=0-{size - 1}", "--wrap=true").strip().partition(";")[0]
-        ids += [f"{array}_{task}" for task in range(size)]
-    return ids
+    """Ids of this many pending jobs, elements of a held array; they end with the benchmark."""
+    options = ["--parsable", "--hold", f"--job-name={slurm.job_name}", "--chdir=/", "--output=/dev/null"]
+    array = slurm.ask("sbatch", *options, f"--array=0-{count - 1}", "--wrap=true").strip().partition(";")[0]
+    return [f"{array}_{task}" for task in range(count)]

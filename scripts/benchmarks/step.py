@@ -8,53 +8,35 @@ import statistics
 import sys
 import tempfile
 import time
-from dataclasses import dataclass, fields
 from itertools import pairwise
 from pathlib import Path
 
 import torch
-from _measure import ROOT, Report, command, run_quietly, say
+from _measure import BENCHMARKS, Report, command, in_turns, run_quietly, say, submit, wait_until, write_spec
 
-SCRIPT = ROOT / "scripts" / "benchmarks" / "_step_train.py"
 PROCESSES = 2
 STEP_S = 0.010
+PATIENCE_S = 600.0
 # The first steps of a run are left out: caches are cold, and ranks have not connected yet.
 COLD = 20
-
-
-@dataclass(frozen=True)
-class Measured:
-    """One run: a step, the time between the bodies of two steps, and the way to the first step.
-
-    What a session does only now and then is in the means; the lowest decile is what the machine's noise disturbs least.
-    """
-
-    step_lowest_decile_ms: float
-    step_median_ms: float
-    step_mean_ms: float
-    between_steps_lowest_decile_us: float
-    between_steps_median_us: float
-    between_steps_mean_us: float
-    submit_to_first_step_s: float
+# One run: a step, the time between the bodies of two steps, and the way to the first step, by name.
+Measured = dict[str, float]
 
 
 def run(arguments: argparse.Namespace) -> Report:
     rounds, steps = (2, 150) if arguments.quick else (24, 300)
-    results: dict[str, list[Measured]] = {"session": [], "torchrun": []}
     with tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
-        work = products_for(STEP_S)
-        say(f"a step computes {work} products")
-        ways = {"session": under_session, "torchrun": under_torchrun}
-        for number in range(rounds):
-            for name in ways if number % 2 else reversed(ways):
-                results[name].append(ways[name](Path(folder), steps, work))
-                say(f"{name}: {results[name][-1]}")
+        products = products_for(STEP_S)
+        say(f"a step computes {products} products")
+        sides = {"session": under_session, "torchrun": under_torchrun}
+        ways = {name: lambda side=side: side(Path(folder), steps, products) for name, side in sides.items()}
+        results = in_turns(ways, rounds, warm=0)
     report = Report()
-    for measure in fields(Measured):
-        figure, _, unit = measure.name.rpartition("_")
-        values = {name: [getattr(each, measure.name) for each in measured] for name, measured in results.items()}
+    for measure in results["session"][0]:
+        figure, _, unit = measure.rpartition("_")
+        values = {name: [each[measure] for each in measured] for name, measured in results.items()}
         for name, samples in values.items():
-            report.figure(f"{name}_{measure.name}", samples, unit)
+            report.figure(f"{name}_{measure}", samples, unit)
         # Plain torchrun does nothing between two steps, so a ratio to it would be meaningless.
         if not figure.startswith("between_steps"):
             report.ratio(f"{figure}: session/torchrun", values["session"], values["torchrun"])
@@ -76,52 +58,49 @@ def products_for(seconds: float) -> int:
     return max(1, round(seconds / statistics.median(took)))
 
 
-def under_torchrun(folder: Path, steps: int, work: int) -> Measured:
+def under_torchrun(folder: Path, steps: int, products: int) -> Measured:
     out = folder / "torchrun.json"
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={PROCESSES}"]
     launched = time.time()
-    run_quietly([*launcher, *script(steps, work, out)], OMP_NUM_THREADS="1")
+    run_quietly([*launcher, *script(steps, products, out)], OMP_NUM_THREADS="1")
     return read(out, launched)
 
 
-def under_session(folder: Path, steps: int, work: int) -> Measured:
-    out, spec = folder / "session.json", folder / "step.yaml"
-    spec.write_text(
-        json.dumps(
-            {
-                "name": "bench-step",
-                "command": " ".join(["python", *script(steps, work, out)]),
-                "resources": {"procs_per_node": PROCESSES},
-                "checkpoint": {"every": {"minutes": 60}},
-                "tracking": {"mlflow": {"enabled": False}},
-            }
-        )
+def under_session(folder: Path, steps: int, products: int) -> Measured:
+    out, runs = folder / "session.json", str(folder / "runs")
+    spec = write_spec(
+        folder / "step.yaml",
+        name="bench-step",
+        command=" ".join(["python", *script(steps, products, out)]),
+        resources={"procs_per_node": PROCESSES},
+        checkpoint={"every": {"minutes": 60}},
     )
     launched = time.time()
     # Waiting processes take time from the ranks: torchrun's launcher waits by itself, here none is needed.
-    run_quietly(command("submit", str(spec), "--executor", "local"), SLURMTRAIN_RUNS=str(folder / "runs"))
-    while not out.exists():
-        time.sleep(0.5)
-    run_quietly(command("wait", "@last"), SLURMTRAIN_RUNS=str(folder / "runs"))
+    submit(spec, "local", SLURMTRAIN_RUNS=runs)
+    wait_until(out.exists, "the run did not end", PATIENCE_S)
+    run_quietly(command("wait", "@last"), SLURMTRAIN_RUNS=runs)
     return read(out, launched)
 
 
-def script(steps: int, work: int, out: Path) -> list[str]:
-    return [str(SCRIPT), "--steps", str(steps), "--work", str(work), "--out", str(out)]
+def script(steps: int, products: int, out: Path) -> list[str]:
+    return [str(BENCHMARKS / "_train.py"), f"--steps={steps}", f"--products={products}", f"--out={out}"]
 
 
 def read(out: Path, launched: float) -> Measured:
-    marks = json.loads(out.read_text())
+    """The figures of a run. What a session does only now and then is in the means; noise disturbs the lowest decile
+    least."""
+    marks = json.loads(out.read_text())["steps"]
     out.unlink()
     pairs = list(pairwise(marks[COLD:]))
-    steps = [after_began - began for (began, _), (after_began, _) in pairs]
-    between = [after_began - ended for (_, ended), (after_began, _) in pairs]
-    return Measured(
-        step_lowest_decile_ms=statistics.quantiles(steps, n=10)[0] * 1000,
-        step_median_ms=statistics.median(steps) * 1000,
-        step_mean_ms=statistics.fmean(steps) * 1000,
-        between_steps_lowest_decile_us=statistics.quantiles(between, n=10)[0] * 1e6,
-        between_steps_median_us=statistics.median(between) * 1e6,
-        between_steps_mean_us=statistics.fmean(between) * 1e6,
-        submit_to_first_step_s=marks[0][0] - launched,
-    )
+    measured = {}
+    for name, unit, factor, seconds in (
+        ("step", "ms", 1e3, [after - before for (before, _), (after, _) in pairs]),
+        ("between_steps", "us", 1e6, [after - ended for (_, ended), (after, _) in pairs]),
+    ):
+        measured[f"{name}_lowest_decile_{unit}"] = statistics.quantiles(seconds, n=10)[0] * factor
+        measured[f"{name}_median_{unit}"] = statistics.median(seconds) * factor
+        measured[f"{name}_mean_{unit}"] = statistics.fmean(seconds) * factor
+    measured["submit_to_first_step_s"] = marks[0][0] - launched
+    say(f"{out.stem}: {measured}")
+    return measured

@@ -7,15 +7,14 @@ SLURM_CONF to use an existing one.
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from _cluster import Cluster, NoCluster, Recorder, cluster
-from _measure import Report, command, in_turns, say, seconds_of
+from _cluster import Cluster, Recorder, required_cluster
+from _measure import Report, command, in_turns, say, seconds_of, write_spec
 
 # So many single calls of sbatch stand for all of them, which would take minutes a round.
 _SINGLE = 50
@@ -41,27 +40,22 @@ class Bench:
     count: int
     place: int = 0
 
-    def submit(self) -> float:
+    def submit(self, *, free: bool = True) -> float:
         """Submit a sweep with slurmtrain."""
-        spec = self.folder / "sweep.yaml"
-        spec.write_text(
-            json.dumps(
-                {
-                    "name": self.cluster.job_name,
-                    "command": "true",
-                    "resources": {"nodes": 1, "time": "00:05:00"},
-                    "slurm": {"hold": True},
-                    "params": {"i": 0},
-                    "sweep": {"params.i": list(range(self.count))},
-                    "tracking": {"mlflow": {"enabled": False}},
-                }
-            )
+        spec = write_spec(
+            self.folder / "sweep.yaml",
+            name=self.cluster.job_name,
+            command="true",
+            resources={"nodes": 1, "time": "00:05:00"},
+            slurm={"hold": True},
+            params={"i": 0},
+            sweep={"params.i": list(range(self.count))},
         )
-        return self._seconds(command("submit", str(spec), "--executor", "slurm", "--yes"))
+        return self._seconds(command("submit", str(spec), "--executor", "slurm", "--yes"), free=free)
 
     def array(self) -> float:
         """Submit a bare job array."""
-        return self._seconds(["sbatch", *self._options(), f"--array=0-{self.count - 1}", "--wrap=true"])
+        return self._sbatch(f"--array=0-{self.count - 1}")
 
     def map_array(self) -> float:
         """Submit the same number of calls with submitit."""
@@ -71,34 +65,21 @@ class Bench:
     def single(self) -> float:
         """Submit a job for each, one after the other."""
         calls = min(self.count, _SINGLE)
-        took = sum(self._seconds(["sbatch", *self._options(), "--wrap=true"], free=False) for _ in range(calls))
+        took = sum(self._sbatch(free=False) for _ in range(calls))
         self._free()
         return took / calls * self.count
 
-    def status(self) -> tuple[float, Counter[str]]:
-        """How long ``status`` of the sweep takes, and which of Slurm's commands it calls."""
-        self._submit_and_keep()
+    def recorded(self) -> tuple[Counter[str], float, Counter[str]]:
+        """Slurm's commands that a submission calls; how long ``status`` of it takes, and what that calls."""
         self.recorder.take()
-        took = self._seconds(command("status"), free=False)
+        self.submit(free=False)
         calls = Counter(name for name, _ in self.recorder.take())
-        self._free()
-        return took, calls
+        took = self._seconds(command("status"))
+        return calls, took, Counter(name for name, _ in self.recorder.take())
 
-    def _submit_and_keep(self) -> None:
-        """Submit the sweep, and leave it in the queue."""
-        spec = self.folder / "sweep.yaml"
-        self._seconds(command("submit", str(spec), "--executor", "slurm", "--yes"), free=False)
-
-    def calls_of_submit(self) -> Counter[str]:
-        """Which of Slurm's commands a submission calls."""
-        self.recorder.take()
-        self._submit_and_keep()
-        calls = Counter(name for name, _ in self.recorder.take())
-        self._free()
-        return calls
-
-    def _options(self) -> list[str]:
-        return ["--hold", f"--job-name={self.cluster.job_name}", "--output=/dev/null", "--time=5"]
+    def _sbatch(self, *options: str, free: bool = True) -> float:
+        shared = ["--hold", f"--job-name={self.cluster.job_name}", "--output=/dev/null", "--time=5", "--wrap=true"]
+        return self._seconds(["sbatch", *shared, *options], free=free)
 
     def _seconds(self, argv: list[str], *, free: bool = True) -> float:
         variables = {"SLURM_CONF": self.cluster.conf, "SLURMTRAIN_RUNS": str(self.folder / f"runs-{self.place}")}
@@ -121,35 +102,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(arguments: argparse.Namespace) -> Report:
-    """Measure, and return the report."""
+    """Submit in each way once a round, alternately."""
     rounds = arguments.rounds or (1 if arguments.quick else 5)
     count = arguments.count or (50 if arguments.quick else 1000)
-    report = Report()
-    try:
-        with cluster("sweep", 2) as slurm, tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
-            measure(Bench(slurm, Path(folder), Recorder(Path(folder)), count), rounds, report)
-    except NoCluster as error:
-        print(f"bench: sweep needs a Slurm cluster: {error}", file=sys.stderr)
-        sys.exit(2)
-    report.notes = ["aim: submit less a second/array at most 2"]
-    return report
-
-
-def measure(bench: Bench, rounds: int, report: Report) -> None:
-    """Submit in each way once a round, alternately."""
-    ways = {"submit": bench.submit, "array": bench.array, "map_array": bench.map_array, "single": bench.single}
-    seconds = in_turns(ways, rounds)
+    report = Report(notes=["aim: submit less a second/array at most 2"])
+    with required_cluster("sweep", 2) as slurm, tempfile.TemporaryDirectory(prefix="slurmtrain-bench-") as folder:
+        bench = Bench(slurm, Path(folder), Recorder(Path(folder)), count)
+        ways = {"submit": bench.submit, "array": bench.array, "map_array": bench.map_array, "single": bench.single}
+        seconds = in_turns(ways, rounds)
+        calls, took, queries = bench.recorded()
     for name, values in seconds.items():
         say(f"{name}: {values}")
-        report.figure(f"{bench.count} elements: {name}_s", values, "s")
-    for name in ("array", "map_array", "single"):
-        report.ratio(f"{bench.count} elements: submit/{name}", seconds["submit"], seconds[name])
+        report.figure(f"{count} elements: {name}_s", values, "s")
+        if name != "submit":
+            report.ratio(f"{count} elements: submit/{name}", seconds["submit"], values)
     beyond = [max(0.0, value - 1.0) for value in seconds["submit"]]
-    report.ratio(f"{bench.count} elements: submit less a second/array", beyond, seconds["array"])
-    calls = bench.calls_of_submit()
+    report.ratio(f"{count} elements: submit less a second/array", beyond, seconds["array"])
     report.figure("sbatch calls of submit", [calls["sbatch"]])
-    took, queries = bench.status()
-    report.figure(f"{bench.count} elements: status_s", [took], "s")
+    report.figure(f"{count} elements: status_s", [took], "s")
     report.figure("squeue calls of status", [queries["squeue"]])
     if calls["sbatch"] != 1 or queries["squeue"] != 1:
         report.failures.append(f"one sbatch and one squeue were expected: {dict(calls)}, {dict(queries)}")
+    return report

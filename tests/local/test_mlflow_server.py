@@ -112,7 +112,7 @@ def mlflow_id(workspace: Workspace) -> str | None:
 
 def live(workspace: Workspace, uri: str, *, undecided: bool = False) -> LiveSender:
     directory = workspace.root.run(RUN_ID)
-    return LiveSender(LiveOrders(uri, str(directory.path), str(directory.plan), undecided), {})
+    return LiveSender(LiveOrders(uri, str(directory.path), str(directory.plan), undecided), {}, lambda _: None)
 
 
 def linked(workspace: Workspace, proxy: TrackingProxy) -> str:
@@ -360,7 +360,7 @@ def test_the_first_runs_of_a_sweep_create_one_parent_together(workspace: Workspa
         orders.append(LiveOrders(proxy.uri, str(directory.path), str(directory.plan), False))
     proxy.delay_s = 0.05
     with ThreadPoolExecutor(3) as pool:
-        ids = set(pool.map(lambda each: LiveSender(each, {}).begin(), orders))
+        ids = set(pool.map(lambda each: LiveSender(each, {}, lambda _: None).begin(), orders))
     shown = {run.info.run_id: run for run in shown_of(workspace, proxy.uri)}
     [parent] = shown.keys() - ids
     assert {shown[each].data.tags["mlflow.parentRunId"] for each in ids} == {parent}

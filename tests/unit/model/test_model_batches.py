@@ -9,15 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.batches import (
-    DataPosition,
-    Division,
-    divide,
-    equal_shares,
-    loss_weight,
-    microbatch_sizes,
-    own_places,
-)
+from slurmtrain.model.batches import DataPosition, Division, divide, loss_weight, microbatch_sizes, own_places
 
 Attempt = tuple[int, tuple[int, ...], int]
 """The size of a batch, the shares of the ranks, and how many steps are finished before the stop."""
@@ -77,12 +69,6 @@ def test_a_batch_is_divided_by_shares_and_every_rank_gets_a_sample_if_there_are_
     assert divide(sum(shares), shares) == tuple(shares)
 
 
-@given(st.integers(1, 500), st.integers(1, 64))
-def test_equal_shares_differ_by_one_sample_at_most(batch_size: int, ranks: int) -> None:
-    shares = equal_shares(max(batch_size, ranks), ranks)
-    assert max(shares) - min(shares) <= 1
-
-
 @given(st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any), st.data())
 def test_weighted_means_of_ranks_have_the_mean_over_samples(sizes: list[int], data: st.DataObject) -> None:
     losses = [data.draw(st.lists(st.integers(0, 9), min_size=size, max_size=size)) for size in sizes]
@@ -121,8 +107,3 @@ def test_microbatches_fit_and_are_as_few_and_as_equal_as_possible(samples: int, 
     assert max(sizes) <= (most or samples)
     assert len(sizes) >= min(least, samples)
     assert len(sizes) in {least, samples} or (len(sizes) - 1) * (most or samples) < samples
-
-
-def test_the_steps_of_an_epoch_are_its_batches() -> None:
-    assert [Division(10, 4).steps, Division(10, 4, drop_last=True).steps, Division(8, 4).steps] == [3, 2, 2]
-    assert Division(3, 4, drop_last=True).steps == 0

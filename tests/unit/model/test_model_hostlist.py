@@ -30,12 +30,6 @@ def test_a_list_is_expanded_in_its_own_order_with_its_own_padding(text: str, hos
     assert expand_hostlist(text) == hosts
 
 
-def test_of_three_brackets_the_last_varies_fastest_and_then_the_first() -> None:
-    assert expand_hostlist("a[1-2]b[3-4]c[5-6]") == [
-        "a1b3c5", "a1b3c6", "a2b3c5", "a2b3c6", "a1b4c5", "a1b4c6", "a2b4c5", "a2b4c6",
-    ]  # fmt: skip
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -73,10 +67,6 @@ def test_a_list_of_too_many_nodes_is_refused_before_it_is_built(text: str) -> No
         expand_hostlist(text)
 
 
-def test_the_longest_list_is_expanded() -> None:
-    assert len(expand_hostlist(f"n[1-{LIMIT}]")) == LIMIT
-
-
 @pytest.mark.parametrize(
     ("hosts", "text"),
     [
@@ -107,19 +97,3 @@ def test_what_cannot_be_a_nodes_name_is_not_put_into_a_list(host: str) -> None:
 def test_what_was_compressed_expands_to_the_same_nodes(hosts: list[str]) -> None:
     expanded = expand_hostlist(compress_hostlist(hosts))
     assert sorted(expanded) == sorted(set(hosts))
-
-
-@given(st.sets(st.integers(0, 300)), st.integers(1, 4))
-def test_neighbours_share_a_range(numbers: set[int], width: int) -> None:
-    text = compress_hostlist(f"n{number:0{width}}" for number in numbers)
-    beginnings = sum(number - 1 not in numbers for number in numbers)
-    assert sum(bool(part) for part in text.split(",")) == beginnings
-
-
-@given(st.text())
-def test_any_text_gives_names_or_a_refusal(text: str) -> None:
-    try:
-        hosts = expand_hostlist(text)
-    except ValueError:
-        return
-    assert all(hosts)

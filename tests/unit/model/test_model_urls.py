@@ -56,16 +56,6 @@ def test_a_tracking_uri_with_a_password_is_refused_with_what_to_write_instead(ur
     assert "hunter2" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(
-    "uri",
-    [
-        "http://h:5000", "postgresql://ann@h/db", "sqlite:////home/ann/mlflow.db", "databricks",
-    ],
-)  # fmt: skip
-def test_a_tracking_uri_without_one_is_accepted(uri: str) -> None:
-    check_tracking_uri(uri)
-
-
 def test_a_very_long_word_is_read_only_once() -> None:
     # If each of its letters were tried as the first one of a scheme, this would take minutes.
     word = "x" * 1_000_000

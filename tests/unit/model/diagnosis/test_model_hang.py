@@ -120,18 +120,6 @@ def test_the_ranks_that_others_wait_for_are_to_blame(ranks: list[RankState], bla
     assert reason == why if why.endswith((AT, IN_REDUCE)) else why in reason
 
 
-def test_only_the_first_of_many_culprits_are_listed() -> None:
-    _, why = find_culprits([state(rank, step=9 if rank else 10) for rank in range(12)])
-    assert "8 (node 4) and 3 more" in why
-    assert "9 (node" not in why
-
-
-def test_a_frame_in_a_library_is_shown_with_its_caller() -> None:
-    assert describe_stack(()) == ""
-    assert describe_stack(LOADING) == "data.py:7 load"
-    assert describe_stack(REDUCE[:1]) == "distributed_c10d.py:3000 all_reduce"
-
-
 @pytest.mark.parametrize("module", ["torch/utils/data/dataloader", "torchdata/stateful_dataloader/stateful_dataloader"])
 def test_a_rank_that_waits_for_a_data_loader_worker_is_described_so(module: str) -> None:
     packages = "/venv/lib/python3.11/site-packages"
@@ -235,15 +223,6 @@ def test_a_rank_is_reported_again_only_if_it_has_recovered() -> None:
     assert looks(stragglers, SLOW) == []
     looks(stragglers, EVEN)
     assert len(looks(stragglers, SLOW)) == 1
-
-
-def test_a_difference_of_a_few_milliseconds_is_no_straggler() -> None:
-    assert looks(Stragglers(), {0: 0.001, 1: 0.001, 2: 0.0059}) == []
-    assert len(looks(Stragglers(), {0: 0.001, 1: 0.001, 2: 0.0061})) == 1
-
-
-def test_of_two_ranks_the_slower_one_is_found() -> None:
-    assert [found.rank for found in looks(Stragglers(), {0: 0.3, 1: 0.1})] == [0]
 
 
 def test_a_rank_whose_time_is_not_known_is_neither_slow_nor_a_measure() -> None:

@@ -108,7 +108,3 @@ def test_specs_that_wait_for_each_other_are_found_and_all_others_ordered(after: 
     order = creation_order(after)
     assert sorted(order) == sorted(after)
     assert all(order.index(earlier) < order.index(later) for later in after for earlier in after[later])
-
-
-def test_specs_that_do_not_depend_on_each_other_keep_their_order() -> None:
-    assert creation_order({0: [3], 1: [], 2: [], 3: []}) == [1, 2, 3, 0]

@@ -16,11 +16,9 @@ from slurmtrain.model.experiment.checkpoint import (
     StartFromSpec,
     check_step,
     disposable_steps,
-    last_number,
     reasons_to_keep,
     step_by_pattern,
     step_in_name,
-    step_key,
 )
 from slurmtrain.model.experiment.kinds import Section
 from slurmtrain.model.experiment.plan import Plan
@@ -45,12 +43,6 @@ def test_the_group_of_a_pattern_is_the_step() -> None:
     assert step_by_pattern(r"part-(\w+)", "/out/part-x") is None
     assert step_by_pattern(r"part-(\d+)", "/out/last.pt") is None
     assert step_by_pattern(r"epoch=(\d+)-step=(?P<step>\d+)", "/out/epoch=3-step=70.pt") == 70
-
-
-@pytest.mark.parametrize("text", ["iter_num", "trainer.global_step", r"(\d+)", r"(\d+)-(?P<step>\d+)"])
-def test_keys_and_patterns_that_name_the_step_are_accepted(text: str) -> None:
-    check_step(text)
-    assert (step_key(text) is not None) == ("(" not in text)
 
 
 def test_a_plan_from_before_there_were_formats_means_what_it_meant() -> None:
@@ -119,17 +111,6 @@ def test_anything_else_is_refused_where_it_stands(value: Any, mistake: str) -> N
 )  # fmt: skip
 def test_a_word_says_which_number_is_the_step(name: str, step: int | None) -> None:
     assert step_in_name(name) == step
-
-
-@given(st.integers(0, 10**9), st.floats(0, 100), st.integers(0, 1000))
-def test_a_metric_is_never_taken_for_the_step(step: int, loss: float, epoch: int) -> None:
-    assert step_in_name(f"epoch={epoch}-step={step}-val_loss={loss:.2f}.ckpt") == step
-    assert step_in_name(f"epoch={epoch}-val_loss={loss:.2f}.ckpt") is None
-
-
-def test_names_without_a_step_sort_by_their_last_number() -> None:
-    assert sorted(["epoch=10.ckpt", "epoch=9.ckpt"], key=lambda name: last_number(name) or 0)[-1] == "epoch=10.ckpt"
-    assert last_number("val_loss=4.66.ckpt") is None
 
 
 # --- which checkpoints stay -------------------------------------------------------------------------------------------

@@ -17,8 +17,6 @@ from slurmtrain.model.experiment.code import (
     link_target,
     may_appear_later,
     names_by_directory,
-    path_in_word,
-    relative_to_root,
     without_data_directories,
 )
 from slurmtrain.model.experiment.kinds import KeyPath
@@ -161,28 +159,9 @@ def test_later_entries_never_replace_code(name: str, may: bool) -> None:
     assert may_appear_later(name, {"model.py", "src"}) is may
 
 
-@pytest.mark.parametrize(
-    ("path", "relative"),
-    [
-        ("/r/a", "a"),
-        ("/r", "."),
-        ("/r/../x", None),
-        ("/rest", None),
-        ("a", None),
-    ],
-)  # fmt: skip
-def test_only_paths_below_the_root_are_relative_to_it(path: str, relative: str | None) -> None:
-    assert relative_to_root(path, "/r") == relative
-
-
 def test_only_what_was_beside_the_code_stays_where_it_is() -> None:
     code = snapshot(beside={"": ["data"], "sub": ["out"]})
     stays = ("/repo/data/x", "/repo/sub/out", "/elsewhere")
     moves = ("/repo/outputs", "/repo/sub/x", "/repo/out")
     assert all(map(code.stays, stays))
     assert not any(map(code.stays, moves))
-
-
-def test_a_word_of_a_command_has_a_path_after_the_name_of_an_option() -> None:
-    assert list(path_in_word("--config=/x=y")) == [("", "--config=/x=y"), ("--config=", "/x=y")]
-    assert list(path_in_word("/a=b")) == [("", "/a=b")]

@@ -112,19 +112,6 @@ def test_what_is_elsewhere_or_the_working_directory_itself_is_no_place(words: st
     assert result_places(["python", "train.py", *words.split()], None, WORKDIR, ROOT) == []
 
 
-@pytest.mark.parametrize(
-    ("pattern", "path"),
-    [
-        ("out/ckpt-*.pt", "sub/out"),
-        ("out/run-?/ckpt-*.pt", "sub/out"),
-        ("*.pt", None),
-        ("{checkpoint_dir}/x-*", None),
-    ],
-)  # fmt: skip
-def test_a_pattern_of_checkpoints_names_its_directory(pattern: str, path: str | None) -> None:
-    assert result_places(["python"], pattern, WORKDIR, ROOT) == ([(path, DIRECTORY)] if path else [])
-
-
 def imports(text: str) -> list[tuple[str, int, bool]]:
     return [tuple(each) for each in script_imports(text.encode())]
 
@@ -132,17 +119,6 @@ def imports(text: str) -> list[tuple[str, int, bool]]:
 def test_the_first_import_that_python_does_not_come_with_is_certain() -> None:
     text = '"""A script."""\nfrom __future__ import annotations\nimport os, sys\nimport numpy as np\nimport torch.nn\n'
     assert imports(text) == [("numpy", 4, True), ("torch", 5, False)]
-
-
-@pytest.mark.parametrize(
-    "before",
-    [
-        "import os\nos.environ['A'] = '1'\n", "def f():\n    pass\nf()\n", "if True:\n    raise SystemExit\n",
-    ],
-)  # fmt: skip
-def test_after_other_code_nothing_is_certain(before: str) -> None:
-    [(package, _, certain)] = imports(before + "import torch\n")
-    assert (package, certain) == ("torch", False)
 
 
 @pytest.mark.parametrize(
@@ -160,11 +136,6 @@ def test_what_may_not_be_imported_at_all_does_not_count(text: str) -> None:
 @pytest.mark.parametrize("source", [b"\x00", b"\xff\xfe", b"(" * 10_000, b"# coding: nonsense\nimport torch\n"])
 def test_what_no_python_can_read_has_no_imports(source: bytes) -> None:
     assert script_imports(source) == []
-
-
-@pytest.mark.filterwarnings("error")
-def test_what_python_warns_of_in_a_script_is_not_printed() -> None:
-    assert imports("import torch\nx = '\\d'\ny = 1 is 1\n") == [("torch", 1, True)]
 
 
 def oversights(**keys: Any) -> list[tuple[str, str]]:

@@ -8,14 +8,7 @@ from typing import Annotated, Any, ClassVar
 import pytest
 
 from slurmtrain.model.experiment import kinds
-from slurmtrain.model.experiment.kinds import (
-    REQUIRED,
-    Entries,
-    Positive,
-    Section,
-    level,
-    whole_number,
-)
+from slurmtrain.model.experiment.kinds import REQUIRED, Entries, Positive, Section, whole_number
 
 
 class Reports(list[tuple[str, str]]):
@@ -35,11 +28,6 @@ def refusal(kind: kinds.Kind, value: object) -> str:
     assert len(reports) == 1, reports
     assert reports[0][0] == "key"
     return reports[0][1]
-
-
-@pytest.mark.parametrize("value", [-0.1, float("nan"), float("inf"), 10**400, True, "1", None, [1]])
-def test_what_is_no_finite_number_is_refused(value: object) -> None:
-    assert refusal(kinds.finite_number(0), value).startswith("expected a number")
 
 
 @pytest.mark.parametrize(
@@ -105,20 +93,3 @@ class Short(Inner):
 def test_a_value_alone_stands_for_the_section_with_this_one_key(value: object) -> None:
     assert read(Section(Short), value) == (Short(7), [])
     assert Section(Short).write(Short(7)) == {"depth": 7}
-
-
-@dataclass(frozen=True)
-class Strict:
-    SHORTHAND: ClassVar = "power"
-    power: Annotated[str, level("off", "low")] = "low"
-
-
-@pytest.mark.parametrize(("value", "power"), [("off", "off"), (True, "low"), (False, "off"), ({"power": "off"}, "off")])
-def test_a_level_may_stand_for_its_section(value: object, power: str) -> None:
-    assert read(Section(Strict), value) == (Strict(power), [])
-
-
-def test_two_sections_do_not_share_a_default_mapping() -> None:
-    first, _ = read(Section(Outer), {"size": 1})
-    first.names["y"] = 1
-    assert read(Section(Outer), {"size": 1})[0].names == {}

@@ -237,21 +237,6 @@ def test_what_a_script_calls_must_suit_who_starts_the_ranks(
 
 
 @pytest.mark.parametrize(
-    ("command", "script", "text"),
-    [
-        ("bash train.sh --lr 1", "train.sh", None),
-        ("env A=1 bash -x scripts/train.sh", "scripts/train.sh", None),
-        ("./train.sh", "./train.sh", None),
-        ("bash -c 'torchrun x.py'", None, "torchrun x.py"),
-        ("python train.py", None, None),
-        ("bash", None, None),
-    ],
-)  # fmt: skip
-def test_the_text_of_a_shell_is_found(command: str, script: str | None, text: str | None) -> None:
-    assert (shell_script(command), shell_text(command)) == (script, text)
-
-
-@pytest.mark.parametrize(
     ("command", "launcher", "instead"),
     [
         ("srun python train.py --lr 1", "ranks", "write 'python train.py --lr 1'"),
@@ -270,14 +255,29 @@ def test_a_command_that_begins_with_srun_or_mpirun_is_told_what_to_write(
     assert messages == [] if instead is None else instead in messages[0]
 
 
-def test_scripts_that_ask_for_their_task_or_their_rank_are_noticed() -> None:
-    assert reads_task_variables("set -e\ntorchrun --node_rank ${SLURM_PROCID} x.py") == 2
-    assert reads_task_variables("torchrun --node_rank $SLURM_NODEID x.py  # not $SLURM_PROCID") is None
-
-
 def test_each_node_of_components_gets_its_own_number_of_ranks() -> None:
     second = replace(PLACE, ranks=UNEQUAL)
     assert (second.nodes, second.procs_per_node) == (2, 2)
     assert second.own_variables()["SLURMTRAIN_FIRST_RANK"] == "1"
     assert second.placeholders()["world_size"] == "3"
     assert second.variables("SIGTERM")["PET_NPROC_PER_NODE"] == "2"
+
+
+@pytest.mark.parametrize(
+    ("command", "script", "text"),
+    [
+        ("bash train.sh --lr 1", "train.sh", None),
+        ("env A=1 bash -x scripts/train.sh", "scripts/train.sh", None),
+        ("./train.sh", "./train.sh", None),
+        ("bash -c 'torchrun x.py'", None, "torchrun x.py"),
+        ("python train.py", None, None),
+        ("bash", None, None),
+    ],
+)  # fmt: skip
+def test_the_text_of_a_shell_is_found(command: str, script: str | None, text: str | None) -> None:
+    assert (shell_script(command), shell_text(command)) == (script, text)
+
+
+def test_scripts_that_ask_for_their_task_or_their_rank_are_noticed() -> None:
+    assert reads_task_variables("set -e\ntorchrun --node_rank ${SLURM_PROCID} x.py") == 2
+    assert reads_task_variables("torchrun --node_rank $SLURM_NODEID x.py  # not $SLURM_PROCID") is None

@@ -8,14 +8,7 @@ from typing import Any
 import pytest
 from helpers.specs import spec
 
-from slurmtrain.model.experiment.code import CodeSnapshot
-from slurmtrain.model.experiment.plan import (
-    LATER_KEYS,
-    REDACTED,
-    Plan,
-    fill_command,
-    make_plan,
-)
+from slurmtrain.model.experiment.plan import LATER_KEYS, REDACTED, Plan, fill_command, make_plan
 
 SPEC: dict[str, Any] = {"name": "x", "command": "python train.py", "params": {"lr": 0.1, "steps": 5}}
 
@@ -36,25 +29,6 @@ def test_the_same_spec_has_the_same_hash_on_any_machine_and_another_content_anot
         {"env": {"A": "1"}},
     ):
         assert planned({**SPEC, **change})[0].hash != local.hash
-
-
-def test_the_order_of_keys_and_defaults_that_are_written_out_do_not_change_the_hash() -> None:
-    plain, _ = planned(SPEC)
-    spelled, _ = planned(
-        {"resources": {"nodes": 1, "procs_per_node": 1}, "params": {"steps": 5, "lr": 0.1},
-         "command": "python train.py", "name": "x", "tracking": {"mlflow": {"experiment": "x"}}}
-    )  # fmt: skip
-    assert plain.hash == spelled.hash
-
-
-def test_another_snapshot_changes_neither_content_nor_hash_and_they_are_not_made_again() -> None:
-    made, _ = planned(SPEC)
-    snapshot = CodeSnapshot(hash="h" * 64, root="/r", files=1, bytes=1, beside={})
-    assert made.hash
-    later = made.with_code(snapshot)
-    assert (later.code, later.spec, later.hash) == (snapshot, made.spec, made.hash)
-    assert later.content is made.content
-    assert made.code is None
 
 
 def test_newer_keys_do_not_change_the_hash_of_a_spec_that_does_not_use_them() -> None:
@@ -190,13 +164,3 @@ def test_in_a_plan_of_a_version_that_knew_no_launchers_slurmtrain_starts_the_ran
     plan = Plan.from_json(data)
     assert not plan.spec.per_node
     assert fill_command(plan, FACTS) == ["torchrun", "train.py", "{nodes}"]
-
-
-def test_a_launcher_that_reads_no_variables_gets_options_that_are_filled_in() -> None:
-    place = {"nodes": "2", "node_rank": "1", "world_size": "4", "master_addr": "10.0.0.1", "master_port": "12345"}
-    assert fill_command(launched("accelerate launch train.py {attempt}"), {**FACTS, **place}) == [
-        "accelerate", "launch", "--num_machines", "2", "--machine_rank", "1", "--num_processes", "4",
-        "--main_process_ip", "10.0.0.1", "--main_process_port", "12345", "train.py", "2",
-    ]  # fmt: skip
-    left = launched("accelerate launch train.py", launcher="none")
-    assert fill_command(left, {**FACTS, **place}) == ["accelerate", "launch", "train.py"]

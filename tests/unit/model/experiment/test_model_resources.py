@@ -10,9 +10,8 @@ from helpers.specs import plan as plan_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.experiment.resources import BINDINGS, Cpu, bind_ranks, read_cpus, write_cpus
+from slurmtrain.model.experiment.resources import BINDINGS, Cpu, bind_ranks, write_cpus
 from slurmtrain.model.experiment.spec import write_spec
 from slurmtrain.model.experiment.values import Nodes
 
@@ -111,15 +110,6 @@ def test_strategies_and_policies_that_need_equal_nodes_are_refused() -> None:
     assert "expected a whole number" in wrong({"nodes": "two"}, strategy="hsdp")["resources.nodes"]
 
 
-@given(st.lists(st.integers(1, 9), min_size=1, max_size=9))
-def test_ranks_are_counted_node_by_node(counts: list[int]) -> None:
-    ranks = NodeRanks(tuple(counts))
-    placed = [rank for place in range(len(counts)) for rank in ranks.ranks_of(place)]
-    assert placed == list(range(ranks.world_size))
-    assert all(ranks.place_of(rank) == place for place in range(len(counts)) for rank in ranks.ranks_of(place))
-    assert ranks.are_equal == (len(set(counts)) == 1)
-
-
 def planned(**resources: Any) -> Plan:
     return plan_of(resources=resources)
 
@@ -133,22 +123,6 @@ def test_a_type_before_the_number_of_gpus_is_divided_from_it_and_the_ranks_follo
             assert (spec.resources.local_world_size, spec.resources.gpu_option()) == (4, "h100:4")
     assert planned(gpus_per_node=4).spec.resources.gpu_option() == 4
     assert planned().spec.resources.gpu_option() is None
-
-
-def test_without_a_type_a_spec_has_the_hash_that_it_had_before_there_were_types() -> None:
-    own = planned(nodes=3, components=[{"nodes": 1, "gpus_per_node": 2}, {"nodes": 2}])
-    content = own.to_json()["spec"]["resources"]
-    assert content.pop("gpu_type") is None
-    assert all("gpu_type" not in component for component in content["components"])
-    assert own.hash != planned(nodes=3, components=[{"nodes": 1, "gpus_per_node": "a:2"}, {"nodes": 2}]).hash
-    assert planned(gpus_per_node=4).hash != planned(gpus_per_node="h100:4").hash
-
-
-def test_a_component_has_the_type_of_all_unless_it_has_gpus_of_its_own() -> None:
-    components = [{"nodes": 1}, {"nodes": 1, "gpus_per_node": 2}, {"nodes": 1, "gpus_per_node": "a100:8"}]
-    resources = planned(gpus_per_node="h100:4", components=components).spec.resources
-    assert [own.gpu_option() for _, own in resources.by_component()] == ["h100:4", 2, "a100:8"]
-    assert [resources.of_node(node).local_world_size for node in range(3)] == [4, 2, 8]
 
 
 @pytest.mark.parametrize(
@@ -222,8 +196,3 @@ def test_each_rank_has_cpus_and_only_those_of_the_agent(
     parts = bind_ranks(bind, {cpu: MACHINE[cpu] for cpu in allowed}, ranks, near)
     assert len(parts) == ranks
     assert all(part and part <= allowed for part in parts)
-
-
-@given(st.sets(st.integers(0, 300)))
-def test_a_list_of_cpus_reads_back_as_itself(cpus: set[int]) -> None:
-    assert read_cpus(write_cpus(cpus)) == cpus

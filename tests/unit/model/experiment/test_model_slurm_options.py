@@ -19,7 +19,6 @@ from slurmtrain.model.experiment.slurm_options import (
     named_options,
     refused_options,
     repeated_options,
-    runs_in_container,
     unknown_srun_options,
 )
 
@@ -75,18 +74,6 @@ def test_an_unknown_option_is_told_with_the_nearest_of_sbatch_and_of_the_sites_p
     assert unknown_options({name: 1}, site) == ([] if message is None else [(name, message)])
 
 
-def test_the_site_is_looked_up_only_for_options_that_no_version_of_slurm_has() -> None:
-    looked_up: list[str] = []
-
-    def read(option: str) -> frozenset[str]:
-        looked_up.append(option)
-        return frozenset({option})
-
-    slurm = {"partition": "a", "segment": 4, "sbatch": ["--zz-x=1"], "srun": ["--zz-y"], "container_image": "b"}
-    assert list(unknown_options(slurm, read)) == []
-    assert looked_up == ["container-image"]
-
-
 def test_a_slip_in_the_list_for_srun_is_told_where_there_is_an_srun() -> None:
     slurm = {"srun": ["--mpi=none", "--container-imag=x"]}
     srun = frozenset({"mpi", "container-image", "pty"})
@@ -104,15 +91,6 @@ def test_what_cannot_name_an_option_is_refused(name: object) -> None:
     with pytest.raises(ValueError, match=message):
         check_sbatch_option(name)
     check_sbatch_option("mail_type")
-
-
-@pytest.mark.parametrize(
-    "slurm",
-    [{"container": "x"}, {"container_image": "x"}, {"srun": ["--container-image=x"]}, {"sbatch": ["--container=x"]}],
-)
-def test_options_that_start_a_container_are_recognized(slurm: dict[str, object]) -> None:
-    assert runs_in_container(slurm)
-    assert not runs_in_container({"partition": "a", "srun": ["--mpi=none"]})
 
 
 # --- every option -----------------------------------------------------------------------------------------------------

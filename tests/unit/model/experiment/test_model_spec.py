@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from helpers.specs import mistakes_in, only_mistake, read, spec
+from helpers.specs import only_mistake, read, spec
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -348,9 +348,3 @@ SPEC = {"params": {"lr": 0.1, "model": {"depth": 3}}, "env": {"HOME": "/x"}, "pa
 )
 def test_a_key_is_completed_section_by_section(begun: str, expected: list[str]) -> None:
     assert complete_override(begun, SPEC) == expected
-
-
-def test_a_params_value_that_is_a_list_of_dicts_is_refused_item_by_item() -> None:
-    mistakes = mistakes_in(params={"layers": [{"size": 1}, 2, {"size": 3}]})
-    assert [at for at, _ in mistakes] == ["params.layers.0", "params.layers.2"]
-    assert all("use a mapping instead" in message for _, message in mistakes)

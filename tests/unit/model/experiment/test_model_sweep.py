@@ -15,15 +15,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.kinds import KeyPath
 from slurmtrain.model.experiment.resources import ResourcesSpec
-from slurmtrain.model.experiment.sweep import (
-    Pack,
-    Sweep,
-    SweepCost,
-    cost_of,
-    packing_problem,
-    read_pack,
-    read_sweep,
-)
+from slurmtrain.model.experiment.sweep import Pack, Sweep, SweepCost, cost_of, packing_problem, read_pack, read_sweep
 from slurmtrain.model.experiment.values import Nodes
 
 
@@ -86,19 +78,6 @@ def test_several_seeds_vary_the_seed_of_the_runs(seeds: object) -> None:
     drawn = runs({"seed": seeds, "a": "uniform(0, 1)", "samples": 2})
     assert [run["seed"] for run in drawn] == [3, 3, 4, 4]
     assert [run["a"] for run in drawn[:2]] == [run["a"] for run in runs({"a": "uniform(0, 1)", "samples": 2})]
-
-
-def test_more_samples_continue_the_same_runs_and_keys_do_not_disturb_each_other() -> None:
-    few = runs({"a": "uniform(0, 1)", "samples": 3})
-    more = runs({"b": "uniform(0, 1)", "a": "uniform(0, 1)", "samples": 5})
-    assert [run["a"] for run in few] == [run["a"] for run in more[:3]]
-    assert all(run["a"] != run["b"] for run in more)
-
-
-def test_random_keys_are_drawn_together_and_multiply_with_the_others() -> None:
-    drawn = runs({"a": [1, 2], "b": "uniform(0, 1)", "c": "uniform(0, 1)", "d": ["x", "y"], "samples": 3})
-    assert [(run["a"], run["d"]) for run in drawn] == [(a, d) for a in (1, 2) for _ in range(3) for d in ("x", "y")]
-    assert len({(run["b"], run["c"]) for run in drawn}) == 3
 
 
 def test_random_runs_differ_as_long_as_they_can() -> None:
@@ -240,11 +219,6 @@ def test_a_sweep_of_too_many_runs_is_refused_with_the_figure_before_it_is_expand
     assert mistakes_of({"a": "range(4)"}, max_runs=3)[0][1].startswith("4 runs are more than the 3")
 
 
-def test_a_rule_that_excludes_nothing_is_known() -> None:
-    sweep = read({"a": [1, 2], "exclude": [{"a": 1}, {"a": 0.3}, {"a": True}]})
-    assert [swept.at for swept in sweep.idle_rules()] == [("exclude", "1", "a"), ("exclude", "2", "a")]
-
-
 SMALL = ResourcesSpec(gpus_per_node=1, time=3600)
 
 
@@ -265,28 +239,6 @@ def pack_of(value: Any) -> tuple[Pack | None, list[tuple[KeyPath, str]]]:
 def test_a_pack_is_a_number_of_runs_or_a_mapping(value: Any, pack: Pack | None) -> None:
     assert pack_of(value) == (pack, [])
     assert pack is None or Pack.from_dict(pack.to_dict()) == pack
-
-
-@pytest.mark.parametrize(
-    ("value", "at", "message"),
-    [
-        (1, ("pack",), "of at least 2, found 1"),
-        ([2], ("pack",), "expected a section"),
-        ({}, ("pack", "runs"), "this key is required"),
-        ({"runs": "4"}, ("pack", "runs"), "found text"),
-    ],
-)  # fmt: skip
-def test_another_value_is_a_mistake_at_its_place(value: Any, at: KeyPath, message: str) -> None:
-    _, mistakes = pack_of(value)
-    assert [place for place, _ in mistakes] == [at]
-    assert message in mistakes[0][1]
-
-
-def test_fewer_runs_at_once_than_share_a_job_are_a_mistake() -> None:
-    mistakes: list[tuple[KeyPath, str]] = []
-    section = {"params.a": [1, 2, 3, 4], "parallel": 2, "pack": 4}
-    read_sweep(section, lambda at, message: mistakes.append((at, message)), lambda _: None)
-    assert mistakes == [(("parallel",), "the 4 runs of a pack run at once, which is more than 2")]
 
 
 @pytest.mark.parametrize(
@@ -315,18 +267,17 @@ def test_runs_of_a_pack_cost_their_shares_of_its_job(pack: Pack | None, node_hou
     assert (cost.node_hours, cost.gpu_hours) == (node_hours, gpu_hours)
 
 
-def test_spare_nodes_and_the_most_of_a_range_count() -> None:
-    first = ResourcesSpec(nodes=Nodes(2, 4), spares=1, gpus_per_node=8, time=1800)
-    second = ResourcesSpec(nodes=Nodes(1, 1), time=7200)
-    assert cost_of([first, second]) == SweepCost(runs=2, node_hours=4.5, gpu_hours=20.0, without_limit=0)
-
-
 def test_runs_without_a_time_limit_are_in_no_sum() -> None:
     unlimited, limited = ResourcesSpec(gpus_per_node=8), ResourcesSpec(gpus_per_node=1, time=3600)
     assert str(cost_of([unlimited])) == "1 run without a time limit"
     assert str(cost_of([unlimited, limited])) == (
         "2 runs, at most 1.0 GPU-hours and 1.0 node-hours per attempt, and 1 of them without a time limit"
     )
+
+
+def test_a_rule_that_excludes_nothing_is_known() -> None:
+    sweep = read({"a": [1, 2], "exclude": [{"a": 1}, {"a": 0.3}, {"a": True}]})
+    assert [swept.at for swept in sweep.idle_rules()] == [("exclude", "1", "a"), ("exclude", "2", "a")]
 
 
 @pytest.mark.parametrize(
@@ -337,9 +288,3 @@ def test_what_exceeds_a_limit_names_its_key(runs: int, gpu_hours: float, key: st
     excess = SweepCost(runs, 1.0, gpu_hours, 0).excess(10, 100)
     assert bool(excess) == bool(key)
     assert key in excess
-
-
-@pytest.mark.parametrize("section", [[1, 2], "a", 3])
-def test_a_sweep_that_is_no_mapping_is_refused(section: object) -> None:
-    [(key, message)] = mistakes_of(section)
-    assert (key, message.partition(" from")[0]) == ("", "expected a mapping")

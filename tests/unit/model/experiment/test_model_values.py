@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.values import (
     check_experiment_name,
@@ -13,7 +11,6 @@ from slurmtrain.model.experiment.values import (
     parse_duration,
     parse_memory,
     parse_size,
-    write_duration,
 )
 
 
@@ -49,11 +46,6 @@ def test_slurms_time_formats_are_read(text: object, seconds: int) -> None:
 def test_anything_but_a_time_is_refused(value: object) -> None:
     with pytest.raises(ValueError, match="time"):
         parse_duration(value)
-
-
-@given(st.integers(min_value=1, max_value=10**9))
-def test_a_written_time_reads_back_as_itself(seconds: int) -> None:
-    assert parse_duration(write_duration(seconds)) == seconds
 
 
 @pytest.mark.parametrize(
@@ -98,16 +90,6 @@ def test_a_size_is_read_in_bytes_and_rounded_up_to_a_kib(text: str, count: int) 
 def test_anything_but_a_size_is_refused(value: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse_size(value)
-
-
-@given(st.one_of(st.text(), st.integers(), st.floats(), st.none(), st.booleans(), st.lists(st.integers())))
-def test_times_memory_and_sizes_raise_nothing_but_value_errors(value: object) -> None:
-    for parse in (parse_duration, parse_memory, parse_size):
-        try:
-            parsed = parse(value)
-        except ValueError:
-            continue
-        assert parsed > 0
 
 
 @pytest.mark.parametrize(

@@ -34,13 +34,6 @@ def exited(rank: int, code: int, at: float = 100.0, **more: Any) -> Exit:
     return Exit(rank=rank, pid=1000 + rank, code=code, at=at, **more)
 
 
-def test_a_limit_says_why_a_rank_ended_better_than_what_it_printed_before_a_signal() -> None:
-    by_signal = exited(0, -signal.SIGXCPU, last_lines=["started"], limit="the limit of CPU time is 60 s")
-    assert by_signal.describe() == "rank 0 was killed by SIGXCPU: the limit of CPU time is 60 s"
-    by_error = exited(0, 1, last_lines=["can't start new thread"], limit="the limit of threads is 60")
-    assert by_error.describe() == "rank 0 exited with code 1: can't start new thread; the limit of threads is 60"
-
-
 STOP = StopRequest(cause="preempted", why="SIGUSR2", at=50.0, node=0)
 
 
@@ -282,13 +275,6 @@ def test_a_rank_whose_data_loader_was_killed_for_memory_had_too_little() -> None
         "a data loader's process of rank 0 was killed for memory: the job's limit is 1 GiB (raise resources.mem)"
     )
     assert oom_reason(raised, KernelEvidence(memory_limit=GIB)) is None
-
-
-@pytest.mark.parametrize(("name", "kills"), [("SIGKILL", 0), ("SIGSEGV", 1), (None, 1), (None, 0)])
-def test_other_ends_are_not_for_lack_of_memory(name: str | None, kills: int) -> None:
-    kernel = KernelEvidence(oom_kills=kills, memory_limit=GIB)
-    assert oom_reason(failure("ValueError: out of range", signal=name), kernel) is None
-    assert oom_reason(failure(signal=name), kernel) is None
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -31,7 +30,6 @@ from slurmtrain.model.interruption.interval import (
     Vote,
     add_attempts,
     choose_interval,
-    fits_grace,
     interruption_kind,
     optimum,
     steps_to_agreement,
@@ -74,25 +72,6 @@ def test_a_stall_of_five_minutes_gives_the_published_intervals(mtbf_h: float, mi
     assert optimum(300, mtbf_h * HOUR) / 60 == pytest.approx(minutes, rel=0.01)
 
 
-@given(costs, costs, st.floats(1, 1e9), st.floats(1, 1e9))
-def test_the_optimum_grows_with_the_cost_of_a_save_and_with_the_time_between_interruptions(
-    stall: float, more: float, mtbf: float, longer: float
-) -> None:
-    assert optimum(stall, mtbf) <= optimum(stall + more, mtbf) * (1 + 1e-9)
-    assert optimum(stall, mtbf) <= optimum(stall, mtbf + longer) * (1 + 1e-9)
-
-
-@given(st.floats(1, 1e5), st.floats(1, 1e7))
-def test_no_other_interval_loses_less_by_the_model_that_the_formula_comes_from(stall: float, mtbf: float) -> None:
-    def lost(interval: float) -> float:
-        """Time per unit of work: Daly's equation 20, for interruptions that come at random."""
-        return mtbf / interval * math.expm1((interval + stall) / mtbf)
-
-    best = optimum(stall, mtbf)
-    if stall < mtbf / 4:
-        assert lost(best) <= min(lost(best / 1.5), lost(best * 1.5))
-
-
 # --- how often to save ----------------------------------------------------------------------------------------------
 
 
@@ -102,14 +81,6 @@ def test_before_anything_was_saved_the_interval_is_short() -> None:
     assert "the first save comes early" in choice.why
     # What a namesake needed says nothing of the stall.
     assert chosen(InterruptionStats(save_s=400.0), stall_s=None, save_s=None).bounded_by == "first"
-
-
-def test_a_run_that_goes_on_knows_what_its_saves_cost() -> None:
-    measured = replace(seen_every(24), stall_s=300.0, save_s=400.0)
-    choice = chosen(measured, stall_s=None, save_s=None)
-    assert choice.seconds / 60 == pytest.approx(117, rel=0.01)
-    assert (choice.stall_s, choice.save_s) == (300.0, 400.0)
-    assert chosen(measured, stall_s=1.0, save_s=2.0).stall_s == 1.0
 
 
 def test_what_was_seen_outweighs_that_a_node_is_taken_for_one_that_lasts_six_hours() -> None:
@@ -179,14 +150,6 @@ def test_the_bound_that_holds_is_told(
     assert "would be best, but " in choice.why
 
 
-def test_once_interruptions_were_seen_saving_may_cost_what_it_takes() -> None:
-    dense = replace(seen_every(1), interruptions=10**9)
-    choice = chosen(dense, stall_s=60.0, save_s=60.0)
-    assert choice.stall_s is not None
-    assert choice.stall_s / choice.seconds > MOST_OVERHEAD
-    assert choice.bounded_by != "overhead"
-
-
 def test_the_reason_has_figures_and_the_journal_gets_all_of_it() -> None:
     choice = chosen(InterruptionStats(uptime_s=51 * HOUR, interruptions=2), nodes=4, stall_s=2.1, save_s=20.0)
     assert choice.why == (
@@ -232,13 +195,6 @@ def test_they_count_where_it_does_not_so_that_checkpoints_are_taken_ahead(
 def test_they_do_not_count_where_grace_or_duration_is_unknown(history: InterruptionStats) -> None:
     save_s = 1e6 if history.grace_s is None else None
     assert chosen(history, save_s=save_s).interruptions == 0
-
-
-@given(st.floats(0, 1e5), st.floats(0, 1e5))
-def test_a_save_fits_a_grace_by_a_margin(save: float, grace: float) -> None:
-    assert fits_grace(save, grace) is (save * GRACE_MARGIN <= grace)
-    assert fits_grace(None, grace) is None
-    assert fits_grace(save, None) is None
 
 
 def test_a_save_that_does_not_fit_the_grace_is_told_with_figures_and_advice() -> None:

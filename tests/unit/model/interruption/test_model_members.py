@@ -86,12 +86,6 @@ def test_a_node_joins_without_the_others_of_its_job_if_they_do_not_come() -> Non
     assert choose_newcomers({1: GATHERING_S}, [first], room=3) == [first]
 
 
-def test_no_more_nodes_join_than_the_run_can_use() -> None:
-    both = [newcomer(1), newcomer(2, job_id="9")]
-    assert choose_newcomers({1: 0.0, 2: 0.0}, both, room=1) == both[:1]
-    assert choose_newcomers({1: 0.0, 2: 0.0}, both, room=-1) == []
-
-
 def test_a_run_does_not_stop_for_nodes_just_before_its_time_limit() -> None:
     # Half of the time that is left would be saved.
     assert is_worthwhile(1, 2, cost_s=20.0, left_s=41.0)

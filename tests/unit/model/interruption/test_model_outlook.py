@@ -6,18 +6,9 @@ from typing import Any
 
 import pytest
 from helpers.siteconfig import QOS, finding_about, outlook_on, severities, site
-from hypothesis import given
-from hypothesis import strategies as st
 
-from slurmtrain.model.interruption.outlook import (
-    SEVERITIES,
-    STARTERS,
-    JobFacts,
-    local_outlook,
-    make_outlook,
-    worst_severity,
-)
-from slurmtrain.model.interruption.preemption import Cluster, Partition, Qos, may_use
+from slurmtrain.model.interruption.outlook import JobFacts, local_outlook, make_outlook, worst_severity
+from slurmtrain.model.interruption.preemption import Cluster, Partition, may_use
 from slurmtrain.slurm.site import Site
 
 EVENTS = ["preemption", "time limit", "node failure", "scancel"]
@@ -32,47 +23,6 @@ def test_on_this_machine_only_commands_start_a_run_again() -> None:
     assert severities(local_outlook(JobFacts(watched=True)))["watch"] == "ok"
     assert severities(local_outlook(JobFacts(requeue=False)))["requeue.enabled"] == "warn"
     assert "it has no time limit" in local_outlook(JobFacts()).case("time limit").text
-
-
-SECONDS = st.floats(0, 1e6)
-MODES = st.sets(st.sampled_from(["OFF", "CANCEL", "REQUEUE", "SUSPEND", "GANG"]), min_size=1).map(frozenset)
-
-
-@given(
-    cluster=st.builds(
-        Cluster,
-        version=st.none() | st.tuples(st.integers(20, 30), st.integers(0, 12)),
-        preempt_type=st.sampled_from(["none", "partition_prio", "qos", "other"]),
-        preempt_mode=MODES,
-        kill_wait_s=SECONDS,
-        over_limit_s=st.none() | SECONDS,
-        accounting=st.booleans(),
-    ),
-    own=st.builds(Partition, name=st.just("own"), grace_s=SECONDS, preempt_mode=MODES, tier=st.integers(1, 2)),
-    other=st.builds(Partition, name=st.just("other"), tier=st.integers(1, 3), max_time_s=st.none() | SECONDS),
-    qos=st.none() | st.dictionaries(st.just("q"), st.builds(Qos, name=st.just("q"), preempts=st.just(frozenset("q")))),
-    job=st.builds(
-        JobFacts,
-        time_s=st.none() | SECONDS,
-        qos=st.none() | st.just("q"),
-        requeue=st.booleans(),
-        save_s=st.none() | SECONDS,
-        watched=st.booleans(),
-    ),
-)
-def test_every_site_has_a_case_for_every_interruption(
-    cluster: Cluster, own: Partition, other: Partition, qos: dict[str, Qos] | None, job: JobFacts
-) -> None:
-    outlook = make_outlook(cluster, own, [own, other], qos, job)
-    assert [case.event for case in outlook.cases] == EVENTS
-    assert {case.starts for case in outlook.cases} <= set(STARTERS)
-    assert {finding.severity for finding in outlook.findings} <= set(SEVERITIES)
-    assert all(finding.fix for finding in outlook.findings if finding.severity != "ok")
-    if not job.requeue:
-        assert {case.starts for case in outlook.cases} <= {"nobody", "itself"}
-    needs_watch = any(case.starts == "watch" for case in outlook.cases)
-    warned = any(finding.about == "watch" and finding.severity == "warn" for finding in outlook.findings)
-    assert warned is (needs_watch and not job.watched)
 
 
 # --- what a person should know of a site --------------------------------------------------------------------------
@@ -96,11 +46,6 @@ def test_the_fix_for_a_short_grace_names_the_setting_and_a_sufficient_value() ->
     outlook = outlook_on(save_s=40)
     assert worst_severity(outlook.findings) == "fail"
     assert "ask an administrator to set GraceTime of partition spot to 60 s" in finding_about(outlook, "save").fix
-
-
-def test_a_save_that_does_not_fit_before_the_time_limit_is_found_too() -> None:
-    texts = [finding.text for finding in outlook_on(partition="ondemand", save_s=100, lead_s=90, time_s=3600).findings]
-    assert any("a time limit leaves 90 s" in text for text in texts)
 
 
 @pytest.mark.parametrize(
@@ -127,12 +72,6 @@ def test_a_qos_may_let_its_jobs_run_for_longer_than_the_partition() -> None:
     lines = QOS.replace("DenyOnLimit,OverPartQOS", "DenyOnLimit,PartitionTimeLimit")
     assert "MaxTime" not in severities(outlook_on(site(qos=lines), qos="low", time_s=5 * 3600))
     assert "MaxTime" in severities(outlook_on(site(qos=lines), qos="normal", time_s=5 * 3600))
-
-
-def test_the_most_serious_finding_comes_first() -> None:
-    ordered = [finding.severity for finding in outlook_on(site(RequeueExit="1"), save_s=100).findings]
-    assert ordered == sorted(ordered, key=SEVERITIES.index, reverse=True)
-    assert ordered[0] == "fail"
 
 
 # --- what happens to a job at each kind of interruption, by the settings of real sites ----------------------------
@@ -219,11 +158,6 @@ def test_what_a_person_should_know_of_interruptions_there(
     assert words in f"{finding.text}; {finding.fix}"
 
 
-def test_an_unknown_preemption_is_called_so_and_one_that_is_impossible_has_no_findings() -> None:
-    assert "unknown" in outlook_on(BY_QOS).case("preemption").text
-    assert not severities(outlook_on(site(PreemptType="preempt/none")), "GraceTime", "PreemptMode")
-
-
 @pytest.mark.parametrize(
     ("low", "high", "starts"),
     [
@@ -238,10 +172,6 @@ def test_a_higher_partition_preempts_jobs_on_nodes_that_both_have(low: str, high
     partitions = [own, Partition(name="high", nodes=high, tier=9)]
     outlook = make_outlook(Cluster(preempt_type="partition_prio"), own, partitions, None, JobFacts())
     assert outlook.case("preemption").starts == starts
-
-
-def test_without_requeue_nothing_starts_a_run_again() -> None:
-    assert {case.starts for case in outlook_on(requeue=False, time_s=60).cases} == {"nobody"}
 
 
 # --- who may use a partition --------------------------------------------------------------------------------------

@@ -22,7 +22,6 @@ from slurmtrain.model.interruption.policy import (
     decide,
     decision,
     failure_signature,
-    is_foreign,
     policy_of,
     prior_ends,
     signature,
@@ -161,12 +160,6 @@ def test_only_a_cluster_limits_memory_to_what_was_requested(
     assert BatchMemory.of_attempt(executor, resources) == had
 
 
-def test_a_preemption_is_followed_by_a_start_at_once_even_without_any_progress() -> None:
-    decision = ends(past("preempted", reached=0), max_failures=0, max_node_failures=0)
-    assert decision.again
-    assert decision.delay_s == 0
-
-
 def test_a_time_limit_is_followed_by_another_start_only_after_a_new_checkpoint() -> None:
     decision = ends(trained("timeout", 0, 10))
     assert decision.again
@@ -215,12 +208,6 @@ def test_crashes_wait_twice_as_long_each_time_and_end_at_their_limit() -> None:
     row.append(trained("crash", 20, 30))
     assert not ends(*row).again
     assert ends(*row, max_failures=4).again
-
-
-def test_crashes_from_outside_and_restarts_in_place_count_as_well() -> None:
-    row = [trained("crash", 10 * n, 10 * n + 10, foreign=True, in_place=True) for n in range(4)]
-    assert ends(*row[:3]).again
-    assert not ends(*row).again
 
 
 def test_a_pause_is_an_hour_at_most() -> None:
@@ -304,12 +291,6 @@ def test_three_failures_of_nodes_are_poison_only_where_all_came_at_the_same_step
 def test_failures_that_differ_in_numbers_only_have_the_same_signature(first: str, second: str) -> None:
     assert signature(first) == signature(second)
     assert signature("KeyError: 'added'") != signature("KeyError: 'faded'")
-
-
-@given(st.text(max_size=300))
-def test_a_signature_is_its_own_signature(error: str) -> None:
-    assert signature(signature(error)) == signature(error)
-    assert len(signature(error)) <= 200
 
 
 # --- what counts of a run ------------------------------------------------------------------------------------------
@@ -404,26 +385,6 @@ def test_deleted_checkpoints_count_as_committed_and_damaged_ones_do_not() -> Non
 def test_a_failure_is_recognized_by_its_error_or_the_last_line_of_its_log(failure: dict[str, Any], where: str) -> None:
     assert failure_signature([failure, {"error": "another"}]) == where
     assert failure_signature([]) == ""
-
-
-def test_an_end_from_outside_is_told_from_the_programs_own() -> None:
-    assert is_foreign("node_fail", [])
-    assert is_foreign("crash", [{"signal": "SIGKILL"}])
-    assert not is_foreign("crash", [{"signal": "SIGSEGV"}])
-    assert not is_foreign("timeout", [])
-
-
-restarted_ends = st.builds(
-    PriorEnd,
-    cause=st.sampled_from(["crash", "hang", "node_fail"]),
-    at=st.floats(0, 1e9),
-    began_at_step=st.integers(0, 9),
-    committed=st.integers(0, 9),
-    reached=st.none() | st.integers(0, 9),
-    where=st.text(max_size=5),
-    foreign=st.booleans(),
-    in_place=st.just(True),
-)
 
 
 # --- what follows ---------------------------------------------------------------------------------------------------

@@ -8,13 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.sections import RequeueSpec
-from slurmtrain.model.interruption.policy import (
-    MAX_DELAY_S,
-    Decision,
-    PriorEnd,
-    decide,
-    past_failures,
-)
+from slurmtrain.model.interruption.policy import MAX_DELAY_S, Decision, PriorEnd, decide, past_failures
 from slurmtrain.model.run.run import CAUSES
 
 # --- any history ------------------------------------------------------------------------------------------------
@@ -109,31 +103,6 @@ def test_no_run_is_started_again_after_more_failures_than_it_may_have(lives: lis
     pasts, last = lived(lives, requeue)
     restarts = past_failures(pasts) - int(last is not None and not last.again and pasts[-1].cause in ("crash", "hang"))
     assert restarts <= requeue.max_failures
-
-
-@given(st.lists(st.sampled_from(["crash", "hang"]), min_size=1, max_size=80), st.sampled_from([0.0, 1.0, 30.0, 1e4]))
-def test_pauses_never_get_shorter_without_a_new_checkpoint(causes: list[str], backoff_s: float) -> None:
-    rules = RequeueSpec(max_failures=100, backoff_s=backoff_s)
-    pasts = [
-        PriorEnd(cause=cause, at=0.0, began_at_step=5, committed=5, reached=6 + n) for n, cause in enumerate(causes)
-    ]
-    delays = [one.delay_s for one in (decide(pasts[: n + 1], rules) for n in range(len(pasts))) if one.again]
-    assert delays == sorted(delays)
-
-
-@given(st.lists(LIVES, max_size=10), REQUEUES, st.data())
-def test_a_failure_at_the_same_place_twice_always_ends_a_run(
-    lives: list[Life], requeue: RequeueSpec, data: st.DataObject
-) -> None:
-    first = replace(data.draw(LIVES), cause="crash", where="E", lost=2)
-    pasts = history([*lives, first, replace(first, saved=0)])
-    assert not decide(pasts, requeue).again
-
-
-@given(st.lists(LIVES, max_size=10), st.lists(st.sampled_from(["crash", "hang", "timeout"]), min_size=3, max_size=3))
-def test_three_ends_of_the_program_without_a_checkpoint_always_end_a_run(lives: list[Life], causes: list[str]) -> None:
-    stuck = [Life(cause, 0, None, "", foreign=True, in_place=False) for cause in causes]
-    assert not decide(history([*lives, *stuck]), RequeueSpec(max_failures=100)).again
 
 
 @given(st.lists(LIVES, min_size=1, max_size=10), REQUEUES, st.data())

@@ -6,8 +6,6 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from slurmtrain.model.experiment.sections import RequeueSpec
 from slurmtrain.model.interruption.policy import Decision, PriorEnd, decide, prior_ends, suspects
@@ -30,11 +28,6 @@ def test_a_run_that_rewrites_one_file_without_a_step_makes_progress() -> None:
     assert "1 of 10 without a new checkpoint" in after(*history).why
     assert after(*history, end("timeout", "at 269", "at 300")).again
     assert after(*[end("timeout", str(step), str(step + 1)) for step in range(20)]).again
-
-
-def test_names_whose_numbers_do_not_grow_are_no_lack_of_progress() -> None:
-    epochs = [end("timeout", f"{n}", f"{n + 1}", began_at_step=3, committed=3, reached=None) for n in range(5)]
-    assert after(*epochs).again
 
 
 @pytest.mark.parametrize("cause", ["timeout", "crash"])
@@ -109,19 +102,3 @@ def test_two_checkpoints_that_crash_in_the_same_way_are_both_cleared() -> None:
         "b",
         "c",
     }
-
-
-ENDS = st.builds(
-    end,
-    st.sampled_from(CAUSES),
-    st.sampled_from([None, "a", "b", "c"]),
-    st.sampled_from([None, "a", "b", "c"]),
-    st.sampled_from(["", "x", "y"]),
-    foreign=st.booleans(),
-)
-
-
-@given(st.lists(ENDS))
-def test_only_what_ranks_started_from_is_suspected_whatever_happened(history: list[PriorEnd]) -> None:
-    crashed = {past.began_from for past in history if past.cause == "crash" and not past.foreign}
-    assert suspects(history).keys() <= crashed

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -27,12 +26,6 @@ def test_curves_are_drawn_over_steps_or_over_the_time_since_the_run_began() -> N
     assert (by_time.x_label, by_time.traces[0].lines) == ("seconds", [[(60.0, 3.0), (61.0, 2.0)]])
 
 
-@pytest.mark.parametrize(("span", "unit"), [(100, "seconds"), (1_000, "minutes"), (20_000, "hours"), (500_000, "days")])
-def test_the_unit_of_time_is_that_of_people(span: float, unit: str) -> None:
-    chart = make_chart("loss", [Series("a", Curve(points([1.0], time=span)), since=0.0)], View(by_time=True))
-    assert chart.x_label == unit
-
-
 def test_a_logarithm_has_gaps_where_there_is_none() -> None:
     chart = make_chart("loss", [Series("a", Curve(points([100.0, 0.0, 1.0])), since=0.0)], View(log=True))
     assert chart.traces[0].lines == [[(1, 2.0)], [(3, 0.0)]]
@@ -51,14 +44,6 @@ def test_what_was_superseded_is_a_line_for_each_rollback() -> None:
         superseded.append(*row)
     chart = make_chart("loss", [Series("a", Curve(points([9.0]), superseded), since=0.0)], View())
     assert chart.traces[0].faint == [[(5, 1.0), (6, 2.0)], [(4, 3.0), (5, 4.0)]]
-
-
-def test_a_chart_has_an_extent_even_of_one_point_and_of_none() -> None:
-    assert make_chart("loss", [Series("a", Curve(points([0.0])), since=0.0)], View()).limits == (
-        (0.9, 1.1),
-        (-1.0, 1.0),
-    )
-    assert make_chart("loss", [Series("a", Curve(), since=0.0)], View()).limits == ((-1.0, 1.0), (-1.0, 1.0))
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 12))
@@ -86,3 +71,11 @@ def test_thinned_lines_keep_order_and_extremes(ys: list[float], columns: int) ->
     if finite:
         assert (min(y for _, y in drawn), max(y for _, y in drawn)) == (min(finite), max(finite))
     assert len(drawn) <= max(4 * columns, 4 * (columns + 1))
+
+
+def test_a_chart_has_an_extent_even_of_one_point_and_of_none() -> None:
+    assert make_chart("loss", [Series("a", Curve(points([0.0])), since=0.0)], View()).limits == (
+        (0.9, 1.1),
+        (-1.0, 1.0),
+    )
+    assert make_chart("loss", [Series("a", Curve(), since=0.0)], View()).limits == ((-1.0, 1.0), (-1.0, 1.0))

@@ -77,8 +77,3 @@ def test_lines_read_at_once_are_those_read_one_by_one(lines: list[bytes]) -> Non
 def test_what_sessions_write_is_read_at_once(metrics: list[dict[str, float]]) -> None:
     lines = [json.dumps({"t": 1.5e9 + step, "step": step, "metrics": each}) for step, each in enumerate(metrics)]
     assert read_plain_lines("".join(line + "\n" for line in lines).encode()) is not None
-
-
-@given(odd_lines, odd_lines)
-def test_a_line_that_ends_in_the_next_one_is_not_read_at_once(first: bytes, second: bytes) -> None:
-    assert read_plain_lines(first + b"\n" + second + b"\n") is None

@@ -41,25 +41,6 @@ def test_the_step_may_be_in_a_line_before() -> None:
     assert points(reader, lines) == [(1000, {}), (1000, {"loss": 3.0}), (1000, {"loss": 2.0}), (1001, {})]
 
 
-def test_without_a_step_lines_with_metrics_are_counted_from_where_the_run_resumed() -> None:
-    assert points(PatternReader(LOSS, None), ["loss=3", "x", "loss=2"], counted=40) == [
-        (41, {"loss": 3.0}),
-        (42, {"loss": 2.0}),
-    ]
-
-
-def test_a_group_may_say_how_many_steps_there_will_be() -> None:
-    row = PatternReader(rf"(?P<step>\d+)/(?P<total>\d+) {LOSS}", None).read("\x1b[32m 7/100 loss=\x1b[1m0.5\x1b[0m")
-    assert row is not None
-    assert (row.step, row.total, row.metrics, row.counts) == (7, 100, {"loss": 0.5}, False)
-
-
-def test_alternatives_are_all_looked_for_and_the_first_of_a_name_counts() -> None:
-    row = PatternReader(r"\bloss=(?P<loss>\S+)|acc=(?P<acc>\S+)", None).read("acc=90% loss=1 loss=2")
-    assert row is not None
-    assert row.metrics == {"acc": 90.0, "loss": 1.0}
-
-
 @pytest.mark.parametrize(
     ("text", "number"),
     [("1.5,", 1.5), ("[2e-3]", 2e-3), ("-inf", -math.inf), ("90%", 90.0), ("12k", None), ("", None), ("1" * 50, None)],
@@ -84,10 +65,6 @@ def test_a_repeated_header_is_no_row_and_semicolons_may_separate() -> None:
     assert points(CsvReader(None), ["step;loss", "1;2", "step;loss;acc", "2;1;0.5"]) == [
         (1, {"loss": 2.0}), (2, {"loss": 1.0, "acc": 0.5}),
     ]  # fmt: skip
-
-
-def test_rows_are_counted_where_no_column_is_the_step() -> None:
-    assert points(CsvReader(None), ["loss", "2", "1"]) == [(1, {"loss": 2.0}), (2, {"loss": 1.0})]
 
 
 def test_a_column_that_is_not_there_is_a_problem() -> None:

@@ -9,15 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.metrics.columns import MetricSummary, block_of
-from slurmtrain.model.metrics.curves import (
-    AttemptLines,
-    AttemptStart,
-    LineSummary,
-    Restart,
-    SurvivingLine,
-    curves_of,
-    extend,
-)
+from slurmtrain.model.metrics.curves import AttemptLines, AttemptStart, LineSummary, SurvivingLine, curves_of, extend
 from slurmtrain.model.run.journal_lines import Point
 
 A, B = AttemptStart(1, 0), AttemptStart(2, 3)
@@ -107,10 +99,3 @@ def test_a_rollback_behind_what_was_read_before_takes_values_out_of_the_summary(
     reader.look(Lines([(A, points(1, 2, 3, 4, 5)), (B, [])]))
     assert reader.made_anew == 1
     assert reader.summary.metrics == {"loss": MetricSummary(3, 3, 0.3, 0.1, 1, 0.3, 3)}
-
-
-def test_a_restart_that_becomes_known_after_the_lines_behind_it_counts() -> None:
-    reader, logged = Reader(), [Point(1, 10.0, {"loss": 1.0}), Point(2, 11.0, {"loss": 2.0})]
-    reader.look(Lines([(A, logged)]))
-    reader.look(Lines([(AttemptStart(1, 0, (Restart(12.0, 1),)), logged)]))
-    assert reader.summary.metrics["loss"].last_step == 1

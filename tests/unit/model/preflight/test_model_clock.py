@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -99,18 +98,6 @@ def test_samples_that_a_clock_was_set_in_are_dropped(impossible: tuple[float, ..
 # --- verdicts ---------------------------------------------------------------------------------------------------
 
 
-def test_clocks_that_agree_pass() -> None:
-    findings = judged(0.0004, -0.003, (0.0001, 0.0002))
-    assert statuses(findings) == ["pass"] * 4
-    assert [finding.summary for finding in findings] == [
-        "the other 3 nodes are compared with it",
-        "0.4 ms ahead of node0 (± 0.2 ms)",
-        "3 ms behind node0 (± 0.2 ms)",
-        "within 0.3 ms of node0",
-    ]
-    assert all("advice" not in finding.evidence for finding in findings)
-
-
 def test_a_clock_that_is_ahead_is_named_with_its_limit_and_what_to_do() -> None:
     findings = judged(0.0, 5.003, 0.0)
     assert statuses(findings) == ["pass", "pass", "fail", "pass"]
@@ -152,13 +139,6 @@ def test_only_that_part_of_an_offset_counts_that_is_certain(offset: tuple[float,
 )
 def test_an_offset_is_shown_no_more_exactly_than_it_is_known(offset: tuple[float, float], summary: str) -> None:
     assert judged(offset)[1].summary == summary
-
-
-def test_at_level_warn_a_failure_is_a_warning() -> None:
-    findings = judged(5.0, limits=ClockCheck(level="warn"))
-    assert statuses(findings) == ["pass", "warn"]
-    assert findings[1].summary == "5 s ahead of node0 (± 0.2 ms, limit 1 s)"
-    assert findings[1].evidence["advice"] == ADVICE
 
 
 # --- whose clock it is ------------------------------------------------------------------------------------------
@@ -254,31 +234,3 @@ def test_a_node_that_was_not_measured_is_judged_by_what_keeps_its_clock() -> Non
         for alone in (None, ClockOffset(0.0, 0.0, 0)):
             finding = judge_clocks({0: alone}, {0: facts}, LIMITS, {0: "node0"})[0]
             assert (finding.status, finding.summary) == (status, facts["description"])
-
-
-def test_a_node_of_which_nothing_is_known_is_judged_too() -> None:
-    unnamed = judge_clocks({1: ClockOffset(3.0, 0.1, 8)}, {}, LIMITS, {})[1]
-    assert unnamed.status == "fail"
-    assert unnamed.summary.endswith("ahead of node 0 (± 100 ms, limit 1 s); no time service answers")
-
-
-OFFSETS = st.none() | st.builds(ClockOffset, st.floats(-1e10, 1e10), st.floats(0, 1e10), st.integers(0, 64))
-
-
-@given(
-    st.dictionaries(st.integers(0, 6), OFFSETS),
-    st.dictionaries(st.integers(0, 6), st.sampled_from([DISCIPLINE, ASTRAY, UNKNOWN, {}, {"timeout": 2.5}])),
-    st.floats(0, 1e4),
-    st.floats(0, 1e4),
-)
-def test_every_node_gets_a_finding_that_can_be_journaled(
-    offsets: dict[int, ClockOffset | None], disciplines: dict[int, dict[str, Any]], one_limit: float, other_limit: float
-) -> None:
-    offsets = offsets | ({0: ClockOffset(0.0, 0.0, 0)} if 0 in offsets else {})
-    limits = ClockCheck(warn_ms=min(one_limit, other_limit), fail_ms=max(one_limit, other_limit))
-    findings = judge_clocks(offsets, disciplines, limits, {})
-    assert set(findings) == set(offsets) | set(disciplines)
-    for finding in findings.values():
-        assert finding.check == "clock"
-        assert finding.summary
-        assert json.loads(json.dumps(finding.to_dict(), allow_nan=False)) == finding.to_dict()

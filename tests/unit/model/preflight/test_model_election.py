@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +13,6 @@ from helpers.candidate_networks import addresses, card, make_network
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.hostlist import natural_sort_key
 from slurmtrain.model.preflight.election import (
     ALL_PAIRS,
     Candidate,
@@ -72,16 +71,6 @@ def cut_off(unreachable: Iterable[int], nodes: int) -> list[NetworkProblem]:
     )
 
 
-def test_no_node_of_separate_pairs_is_at_fault() -> None:
-    for nodes in (2, 3, 4, 64):
-        assert culprits(problems((0, 1), (1, 0)), nodes) == []
-    path = [(0, 1), (1, 2), (2, 3)]
-    for pairs in ([(0, 1), (2, 3)], path, [*path, (3, 0)], [(0, 1), (1, 2), (2, 0)]):
-        assert culprits(problems(*pairs), 8) == []
-    # Three that miss three others, but for one pair: either three will do.
-    assert culprits(problems(*((a, b) for a in range(3) for b in range(3, 6) if (a, b) != (2, 5))), 7) == []
-
-
 @given(st.integers(3, 40).flatmap(lambda n: st.tuples(st.just(n), st.sets(st.integers(0, n - 1), max_size=3))))
 def test_only_nodes_that_reach_no_other_are_at_fault(case: tuple[int, set[int]]) -> None:
     nodes, unreachable = case
@@ -113,25 +102,10 @@ def test_without_those_at_fault_no_problem_is_left_and_no_others_would_do(
         assert 2 * len(blamed) < nodes
 
 
-@given(st.permutations([(0, 3), (1, 3), (2, 3), (4, 3), (4, 5), (5, 0), (5, 1), (2, 5)]))
-def test_the_order_of_problems_does_not_matter(pairs: list[tuple[int, int]]) -> None:
-    assert culprits(problems(*pairs), 6) == [3, 5]
-
-
 # --- which one is best ------------------------------------------------------------------------------------------
 
 
 LOST = problems((0, 1))
-# Each is better than the next one by one criterion, and no better by any later one.
-RANKED = [
-    replace(make_network("z", "eth9", speed=10, mtu=500, family=6, pinned=True), rate=1e6),
-    replace(make_network("y", "eth8", speed=1000, mtu=600, family=6), rate=1e8),
-    replace(make_network("x", "eth7", speed=100, mtu=700, family=6), rate=9e8),
-    replace(make_network("w", "eth6", speed=100, mtu=900, family=6), rate=1e8),
-    replace(make_network("v", "eth10", speed=100, mtu=800, family=4), rate=1e8),
-    replace(make_network("u", "eth2", speed=100, mtu=800, family=6), rate=1e8),
-    replace(make_network("t", "eth4", speed=100, mtu=800, family=6), rate=1e8),
-]
 
 
 def test_a_network_that_is_not_proved_is_never_elected() -> None:
@@ -156,12 +130,6 @@ def test_the_better_one_is_elected_in_either_order(better: Network, worse: Netwo
     assert elect([worse, better]) == 1
 
 
-@pytest.mark.parametrize("among", range(1, 8))
-def test_a_criterion_counts_only_where_those_before_it_are_equal(among: int) -> None:
-    for names in itertools.combinations(RANKED, among):
-        assert elect(names) == 0
-
-
 def test_an_unknown_speed_may_be_the_best_and_a_rate_over_one_family_counts_for_the_other() -> None:
     partly_unknown, unknown = {"speed": None, "mtu": 9000}, {"speed": 100_000}
     assert elect([probed(**unknown), probed(**partly_unknown)]) == 1
@@ -169,17 +137,6 @@ def test_an_unknown_speed_may_be_the_best_and_a_rate_over_one_family_counts_for_
     assert elect([probed(**unknown), probed(speed=10, mtu=9000)]) == 0
     four, six = ({"family": family, "mtu": 1500, "interface": "eth1"} for family in (4, 6))
     assert elect([probed(1e8, mtu=9000, interface="eth2"), probed(**four), probed(9e8, **six)]) == 1
-
-
-@given(st.permutations(RANKED), st.sets(st.sampled_from(RANKED[:3]).map(RANKED.index)))
-def test_the_order_in_which_networks_stand_changes_nothing(order: list[Network], lost: set[int]) -> None:
-    broken = [RANKED[index] for index in lost]
-    probed = [replace(network, problems=LOST) if network in broken else network for network in order]
-    elected = elect(probed)
-    assert elected is not None
-    expected = elect([replace(network, problems=LOST) if network in broken else network for network in RANKED])
-    assert expected is not None
-    assert probed[elected] == RANKED[expected]
 
 
 def test_rates_are_measured_if_speeds_do_not_decide() -> None:
@@ -215,52 +172,6 @@ def test_a_better_network_that_was_not_proved_is_found() -> None:
     )
     assert [network.name for network in networks] == ["faster", "wider", "asked"]
     assert better_unproved_networks([elected_interface, replace(faster, problems=())], 0) == []
-
-
-# --- names ------------------------------------------------------------------------------------------------------
-
-
-def test_names_sort_by_the_numbers_in_them() -> None:
-    names = ["eth10", "eth2", "ib0", "enp10s0", "enp2s0", "10ge0", "eth"]
-    assert sorted(names, key=natural_sort_key) == ["enp2s0", "enp10s0", "eth", "eth2", "eth10", "ib0", "10ge0"]
-
-
-# --- all together -----------------------------------------------------------------------------------------------
-
-
-@st.composite
-def _clusters(draw: st.DrawFn) -> dict[int, NodeAddresses]:
-    nodes = draw(st.integers(1, 5))
-    rails = draw(st.integers(1, 6))
-    cards: Mapping[int, list[Candidate]] = {
-        node: [
-            card(
-                draw(st.sampled_from(["eth", "ib"])) + str(rail),
-                draw(st.sampled_from([f"10.{rail}.0.{node + 1}", f"10.{rail}.0.1", f"fd00::{rail}:{node}"])),
-                speed=draw(st.sampled_from([None, 10, 1000])),
-            )
-            for rail in range(rails)
-            if draw(st.booleans())
-        ]
-        for node in range(nodes)
-    }
-    vias = st.sampled_from([None, *[network.address for names in cards.values() for network in names]])
-    return {node: NodeAddresses(names, draw(vias), draw(vias)) for node, names in cards.items()}
-
-
-@given(_clusters(), st.sampled_from([None, "eth0", "ib1"]))
-def test_every_network_has_one_unshared_address_of_one_family_for_each_node(
-    node_addresses: dict[int, NodeAddresses], pinned: str | None
-) -> None:
-    networks, excluded = candidate_networks(node_addresses, pinned)
-    left_out = {(network.node, network.address) for network in excluded}
-    for network in networks:
-        assert list(network.members) == sorted(node_addresses)
-        assert all(member in node_addresses[node].candidates for node, member in network.members.items())
-        assert len(set(addresses(network))) == len(node_addresses)
-        assert not {(node, member.address) for node, member in network.members.items()} & left_out
-        assert network.pinned == (set(network.interfaces.values()) == {pinned})
-    assert len({tuple(addresses(network)) for network in networks}) == len(networks) <= 5
 
 
 # --- which networks a run of several nodes could use --------------------------------------------------------------
@@ -372,21 +283,6 @@ def test_an_address_that_several_nodes_have_is_left_out_with_the_reason() -> Non
     ]
 
 
-def test_an_address_that_two_of_many_nodes_have_is_left_out_on_these() -> None:
-    node_addresses = make_addresses(
-        [card("eth0", "10.0.0.1"), card("eth1", "10.1.0.1", speed=10)],
-        [card("eth0", "10.0.0.2"), card("eth1", "10.1.0.2", speed=10)],
-        [card("eth0", "10.0.0.2"), card("eth1", "10.1.0.3", speed=10)],
-    )
-    networks, excluded = candidate_networks(node_addresses, None)
-    assert "10.1.0.0/24" in network_names(networks)
-    assert not any(member.address == "10.0.0.2" for network in networks for member in network.members.values())
-    assert [(network.node, network.reason) for network in excluded] == [
-        (1, "2 nodes have this address"),
-        (2, "2 nodes have this address"),
-    ]
-
-
 def test_of_two_interfaces_in_one_subnet_the_faster_one_counts_then_that_with_the_larger_mtu_then_the_first() -> None:
     def elected_interface(*of_node_1: Candidate) -> str:
         networks, _ = candidate_networks(make_addresses([card("ib0", "10.0.0.1")], of_node_1), None)
@@ -415,17 +311,3 @@ def test_a_network_in_which_one_node_has_another_interface_is_not_pinned() -> No
     assert nodes_without_interface(node_addresses, "eth0") == [1]
     assert nodes_without_interface(node_addresses, "eth7") == [0, 1]
     assert nodes_without_interface(make_addresses([card("eth0", "10.0.0.1")]), "eth0") == []
-
-
-def test_a_network_is_as_good_as_its_worst_node() -> None:
-    networks, _ = candidate_networks(
-        make_addresses(
-            [card("ib0", "10.0.0.1", mtu=2044, speed=100_000)], [card("ib0", "10.0.0.2", mtu=4092, speed=200_000)]
-        ),
-        None,
-    )
-    assert (networks[0].speed_mbps, networks[0].mtu, networks[0].kind) == (100_000, 2044, "infiniband")
-    mixed, _ = candidate_networks(make_addresses([card("hsn0", "10.1.0.1")], [card("ib0", "10.1.0.2")]), None)
-    assert (dict(mixed[0].interfaces), mixed[0].kind) == ({0: "hsn0", 1: "ib0"}, "mixed")
-    partly_unknown = Network("x", {0: card("a", "10.0.0.1"), 1: card("a", "10.0.0.2", speed=None)})
-    assert partly_unknown.speed_mbps is None

@@ -7,15 +7,8 @@ from typing import Any
 import pytest
 from helpers.journal_events import event
 from helpers.simulated_run import SimulatedRun
-from hypothesis import given
-from hypothesis import strategies as st
 
-from slurmtrain.model.preflight.node_ledger import (
-    active_entries,
-    entry_state,
-    forgiven_findings,
-    ledger_entries,
-)
+from slurmtrain.model.preflight.node_ledger import active_entries, entry_state, forgiven_findings, ledger_entries
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.run import LedgerEntry
 
@@ -115,33 +108,3 @@ def test_what_is_forgiven_counts_no_more_and_what_is_found_later_does() -> None:
     for at, later in ((0, 9), (100, -1000)):
         old, new = make_entry(seen_at=at), make_entry(key="7.1", seen_at=later)
         assert active_entries([old, new], forgiven_findings([pardon(old, at=50)]), 10, DAY) == {"n1": new}
-
-
-_ENTRIES = st.lists(
-    st.builds(
-        make_entry,
-        host=st.sampled_from(["n1", "n2", "n3"]),
-        run=st.sampled_from(["A", "B"]),
-        key=st.sampled_from(["7.0", "7.1"]),
-        seen_at=st.integers(0, 200).map(float),
-    ),
-    unique_by=lambda entry: entry.key,
-)
-
-
-@given(_ENTRIES, st.data(), st.integers(0, 300).map(float))
-def test_any_order_gives_the_same_and_only_what_was_forgiven_is(
-    entries: list[LedgerEntry], data: st.DataObject, now: float
-) -> None:
-    pardoned = [entry for entry in entries if data.draw(st.booleans())]
-    pardons = [pardon(entry) for entry in pardoned]
-    shuffled = data.draw(st.permutations(entries)), data.draw(st.permutations(pardons))
-    counting = active_entries(entries, forgiven_findings(pardons), now, 100.0)
-    assert list(active_entries(shuffled[0], forgiven_findings(shuffled[1]), now, 100.0).items()) == list(
-        counting.items()
-    )
-    for entry in entries:
-        due = now < entry.seen_at + 100.0 and entry not in pardoned
-        assert (entry_state(entry, forgiven_findings(pardons), now, 100.0) == "active") == due
-        assert not due or entry.host in counting
-    assert list(counting.values()) == sorted(counting.values(), key=lambda entry: (-entry.seen_at, entry.key))

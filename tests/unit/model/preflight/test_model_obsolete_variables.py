@@ -22,24 +22,6 @@ def test_each_variable_is_pointed_out_in_a_sentence_that_names_it(name: str) -> 
 
 
 @pytest.mark.parametrize(
-    ("name", "advice"),
-    [
-        ("NCCL_BLOCKING_WAIT", "TORCH_NCCL_BLOCKING_WAIT since torch 2.2"),
-        ("NCCL_MIN_NCHANNELS", "since NCCL 2.17; leave it out, or use NCCL_MIN_CTAS"),
-        ("NCCL_IB_GID_INDEX", "since 2.21; leave it out"),
-        ("FI_EFA_USE_DEVICE_RDMA", "since libfabric 1.18"),
-    ],
-)
-def test_the_sentence_names_the_version_and_the_replacement(name: str, advice: str) -> None:
-    assert advice in describe_obsolete({name: "3"})[0]
-
-
-def test_any_variable_of_the_verbs_library_is_pointed_out() -> None:
-    sentence = describe_obsolete({"RDMAV_HUGEPAGES_SAFE": "1", "RDMAV_FORK_SAFE": "1"})
-    assert [sentence.split()[0] for sentence in sentence] == ["RDMAV_FORK_SAFE", "RDMAV_HUGEPAGES_SAFE"]
-
-
-@pytest.mark.parametrize(
     "environ",
     [
         {},
@@ -75,10 +57,6 @@ def test_a_variable_of_an_interface_is_answered_with_where_to_pin_it() -> None:
 def test_what_each_process_has_of_its_own_cannot_be_set_for_all(name: str) -> None:
     (sentence,) = describe_overruled({name: "0"}, OURS)
     assert sentence.startswith(f"{name} is '0' in env, but slurmtrain sets it; leave it out")
-
-
-def test_what_is_the_same_as_ours_undoes_nothing() -> None:
-    assert describe_overruled(OURS, OURS) == []
 
 
 def test_the_page_for_users_lists_what_is_pointed_out() -> None:

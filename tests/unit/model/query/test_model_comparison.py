@@ -2,22 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
 
 from slurmtrain.errors import QueryError
-from slurmtrain.model.query.comparison import (
-    Compared,
-    Score,
-    SideBySide,
-    best_metrics,
-    compare_runs,
-    count_states,
-    describe_sweep,
-    is_seed,
-)
+from slurmtrain.model.query.comparison import Compared, Score, SideBySide, compare_runs, describe_sweep, is_seed
 from slurmtrain.model.query.measures import Criterion, choose_criterion
 
 
@@ -55,13 +45,6 @@ def test_the_spread_of_a_group_is_its_mean_and_sample_deviation() -> None:
     assert several.spread("loss") is None
 
 
-def test_runs_of_another_name_or_with_other_settings_are_no_group() -> None:
-    other = Compared("d", "gpt", "completed", SWEEP[0].settings, {})
-    assert ids(compare_runs([*SWEEP, other], None, larger=False)) == [["a", "b"], ["c"], ["d"]]
-    lacking = run("e", 0.5, seed=3)
-    assert ["e"] in ids(compare_runs([*SWEEP, lacking], None, larger=False))
-
-
 @pytest.mark.parametrize("name", ["params.seed", "params.run.seed", "params.data_seed", "params.random_state"])
 def test_seeds_are_known_by_their_names(name: str) -> None:
     assert is_seed(name)
@@ -97,18 +80,15 @@ def test_what_does_not_say_which_run_is_better_is_refused(
         choose_criterion(name, None, records)
 
 
-def test_states_are_counted_with_what_somebody_may_have_to_look_at_first() -> None:
-    states = ["completed"] * 3 + ["pending", "running", "failed", "running"]
-    assert count_states(states) == "1 failed, 2 running, 1 pending, 3 completed"
-
-
-def test_the_best_value_of_a_metric_is_as_its_name_shows() -> None:
-    runs = [{"acc": 0.9, "loss": 0.5, "x": 1}, {"acc": 0.7, "loss": math.nan}, {}]
-    assert best_metrics(runs) == {"acc": 0.9, "loss": 0.5}
-
-
 def test_a_sweep_is_described_by_states_and_best_values() -> None:
     metrics = {"failed": {"acc": 0.123456789, "odd": 1}, "completed": {"acc": 0.9, "loss": 2.0}, "running": {"loss": 1}}
     runs = [{"sweep": "s", "state": state, "metrics": values} for state, values in metrics.items()]
     assert describe_sweep(runs) == "sweep s: 1 failed, 1 running, 1 completed; best acc=0.9, loss=1"
     assert describe_sweep([{**runs[0], "metrics": {}}]) == "sweep s: 1 failed"
+
+
+def test_runs_of_another_name_or_with_other_settings_are_no_group() -> None:
+    other = Compared("d", "gpt", "completed", SWEEP[0].settings, {})
+    assert ids(compare_runs([*SWEEP, other], None, larger=False)) == [["a", "b"], ["c"], ["d"]]
+    lacking = run("e", 0.5, seed=3)
+    assert ["e"] in ids(compare_runs([*SWEEP, lacking], None, larger=False))

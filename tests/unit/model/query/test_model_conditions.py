@@ -147,13 +147,6 @@ def test_empty_conditions_and_deep_nesting_are_refused_and_long_conditions_are_n
     assert holds(" or ".join(["state = failed"] * 2_000 + ["state = completed"]))
 
 
-def test_values_of_options_are_text() -> None:
-    assert compare_texts("params.lr", "=", ["0.05"], 0.0).holds(RUN)
-    assert compare_texts("tags", "in", ["and", "good"], 0.0).holds(RUN)
-    with pytest.raises(QueryError, match="there is no state 'done'; state is one of created, pending"):
-        compare_texts("state", "in", ["done"], 0.0)
-
-
 @given(
     st.one_of(
         st.text(),
@@ -210,3 +203,10 @@ def test_what_cannot_be_compared_is_refused(text: str, message: str) -> None:
     fine = "params != null and checkpoint = null and params.lr = abc and id > a and metrics.acc < 1"
     check_condition(parse(fine, 0.0), fine, RUNS)
     check_field("params.lrr", [])
+
+
+def test_values_of_options_are_text() -> None:
+    assert compare_texts("params.lr", "=", ["0.05"], 0.0).holds(RUN)
+    assert compare_texts("tags", "in", ["and", "good"], 0.0).holds(RUN)
+    with pytest.raises(QueryError, match="there is no state 'done'; state is one of created, pending"):
+        compare_texts("state", "in", ["done"], 0.0)

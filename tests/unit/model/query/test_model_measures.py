@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import math
-from itertools import pairwise
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import QueryError
-from slurmtrain.model.query.conditions import check_condition, parse
-from slurmtrain.model.query.measures import Measure, area, check_field, is_larger_better, read_measure, value_at_step
+from slurmtrain.model.query.measures import Measure, check_field, is_larger_better, read_measure, value_at_step
 
 RUNS = [{"state": "completed", "params": {"lr": 0.1}, "metrics": {"loss": 0.5, "hits@10": 0.2, "train/acc": 0.7}}]
 curves = st.dictionaries(st.integers(0, 50), st.floats(-10, 10) | st.just(math.nan), max_size=20).map(
@@ -47,24 +45,6 @@ def test_the_value_at_a_step_is_the_newest_up_to_it(points: list[tuple[int, floa
     assert value_at_step([at for at, _ in points], [value for _, value in points], step) == expected
 
 
-@given(curves)
-def test_the_area_is_that_of_trapezoids_between_finite_values(points: list[tuple[int, float]]) -> None:
-    finite = [(at, value) for at, value in points if math.isfinite(value)]
-    result = area([at for at, _ in points], [value for _, value in points])
-    if len(finite) < 2:
-        assert result is None
-    else:
-        expected = sum((b[0] - a[0]) * (a[1] + b[1]) / 2 for a, b in pairwise(finite))
-        assert result == pytest.approx(expected, abs=1e-9)
-
-
-def test_a_run_that_has_not_reached_a_step_has_no_value_there() -> None:
-    measure = Measure("at", "val", 150)
-    assert measure.of_curve([100, 200], [1.0, 2.0], 200) == 1.0
-    assert measure.of_curve([100], [1.0], 160) == 1.0
-    assert measure.of_curve([100], [1.0], 149) is None
-
-
 @pytest.mark.parametrize(
     ("name", "message"),
     [
@@ -79,14 +59,6 @@ def test_mistakes_in_measures_name_what_is_meant(name: str, message: str) -> Non
     with pytest.raises(QueryError) as error:
         check_field(name, RUNS)
     assert str(error.value) == message
-
-
-def test_measures_stand_in_conditions_and_are_numbers() -> None:
-    condition = parse("min:loss < 0.5 and loss@1000 != null", 0.0)
-    assert [each.name for each in condition.comparisons()] == ["min:loss", "loss@1000"]
-    assert condition.holds({"min:loss": 0.25, "loss@1000": 0.3})
-    with pytest.raises(QueryError, match="'min:loss' is a number, and 'small' is none"):
-        check_condition(parse("min:loss < small", 0.0), "min:loss < small", [{**RUNS[0], "min:loss": 0.5}])
 
 
 def test_the_name_of_a_metric_shows_whether_larger_values_are_better() -> None:

@@ -209,15 +209,6 @@ def test_an_attempt_that_has_completed_loses_steps_only_if_a_later_one_goes_back
     assert [attempt.lost_steps for attempt in sim.run.attempts] == [lost, None]
 
 
-def test_a_job_that_is_put_back_waits_in_the_queue_from_the_end_of_its_earlier_start() -> None:
-    sim = SimulatedRun().submitted().started().ended("crash", failed_at=1004.0).later(50).started(1)
-    first, second = sim.run.attempts
-    assert first.ended_at is not None
-    assert second.started_at is not None
-    assert second.spent["queue"] == second.started_at - first.ended_at
-    assert sum(first.spent.values()) == pytest.approx(first.ended_at - (first.submitted_at or 0.0))
-
-
 def test_a_run_has_the_goodput_of_its_attempts_by_their_nodes() -> None:
     spent = {"queue": 500.0, "train": 60.0, "lost": 20.0, "stop": 20.0}
     large = Attempt(number=1, job_id="7", restart=0, hosts={"0": "a", "1": "b"}, spent=spent)

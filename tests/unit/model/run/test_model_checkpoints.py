@@ -82,15 +82,6 @@ def test_a_run_that_begins_again_comes_to_the_same_paths_and_both_lives_are_know
     assert run.checkpoint is run.checkpoints[1]
 
 
-def test_a_checkpoint_that_somebody_thought_deleted_is_back_when_it_is_seen() -> None:
-    sim = LocalRun().created().submitted().started()
-    record = {"step": 5, "path": "checkpoints/step-5", "bytes": 10, "seconds": 2.5, "saved_at": 130.0}
-    sim.rank("saved", **record, why="steps").rank("pruned", path="checkpoints/step-5", step=5, why="not kept")
-    sim.command("observed", job_id="j1", restart=0, state="gone", last_seen=1.0, reason="", checkpoints=[record])
-    [checkpoint] = sim.fold().checkpoints
-    assert (checkpoint.on_disk, checkpoint.why) == (True, "steps")
-
-
 def test_a_checkpoint_that_nobody_told_of_may_name_its_attempt() -> None:
     sim = LocalRun().created().submitted().started().submitted(2).started()
     record = {"step": 7, "path": "checkpoints/step-7", "bytes": 3, "saved_at": 140.0, "attempt": "j1.0", "why": "stop"}

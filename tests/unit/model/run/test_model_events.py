@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events import agent_events, checkpoint_events, command_events, rank_events
 from slurmtrain.model.run.events.base import RECORD_KEYS, UNUSABLE, AnyEvent, Payload, UnknownEvent, encode, layout
-from slurmtrain.model.run.events.checkpoint_events import CheckpointRecord, CheckpointSaved
+from slurmtrain.model.run.events.checkpoint_events import CheckpointRecord
 from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal_lines import payload_classes, read_event
 from slurmtrain.model.run.run import RUN_STATES
@@ -152,34 +152,6 @@ def test_whatever_a_line_holds_reading_never_raises_and_gives_only_values_of_the
         left_out: list[object] = []
         assert each.read(getattr(read, each.name), left_out) is not UNUSABLE
         assert left_out == []
-
-
-def test_what_is_left_out_of_a_list_is_reported() -> None:
-    flaws: list[str] = []
-    command_events.JobObserved.from_json({"checkpoints": [{"path": "checkpoints/step-5", "bytes": "many"}]}, flaws)
-    agent_events.NodeEnded.from_json(
-        {"failures": [{"rank": 0, "at": "noon"}], "evidence": {"xids": 5, "gone": []}}, flaws
-    )
-    assert flaws == ["checkpoints", "failures", "evidence"]
-
-
-@pytest.mark.parametrize("value", ["5", 5.0, True, None, [5], 2**62, -(2**62)])
-def test_a_value_of_the_wrong_type_counts_as_missing_and_is_kept(value: object) -> None:
-    read = CheckpointSaved.from_json({"path": "checkpoints/step-5", "bytes": value})
-    assert read is not None
-    assert read.bytes == 0
-    assert read.to_json()["bytes"] == value
-
-
-@pytest.mark.parametrize("record", [{}, {"path": None}, {"path": 5}, {"path": "\ud800"}])
-def test_without_a_required_field_there_is_no_event(record: dict[str, object]) -> None:
-    assert CheckpointSaved.from_json({"step": 5, **record}) is None
-
-
-def test_a_checkpoint_that_cannot_be_read_is_left_out_of_those_observed() -> None:
-    read = command_events.JobObserved.from_json({"checkpoints": [{"path": "checkpoints/step-5"}, {"step": 6}, None, 3]})
-    assert read is not None
-    assert read.checkpoints == (CheckpointRecord(path="checkpoints/step-5"),)
 
 
 def test_an_event_of_an_unknown_kind_is_kept_as_it_is() -> None:

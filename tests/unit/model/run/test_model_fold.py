@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pytest
 from helpers.journal_events import read_run
 from helpers.local_runs import PROCESS, LocalRun
 from helpers.simulated_run import SimulatedRun
@@ -11,7 +10,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.journal_lines import Progress
-from slurmtrain.model.run.run import CAUSES, ENDED, RUN_STATES, STATE_OF_CAUSE
+from slurmtrain.model.run.run import ENDED, RUN_STATES
 
 
 def test_a_run_goes_from_created_over_pending_and_running_to_completed() -> None:
@@ -105,18 +104,6 @@ def test_lost_steps_are_those_since_the_last_checkpoint_which_the_next_attempt_d
     assert (run.lost_steps, run.step, run.attempts[1].first_step) == (3, 20, 10)
 
 
-@pytest.mark.parametrize("cause", CAUSES)
-def test_every_cause_makes_an_ended_run_whose_next_attempt_has_the_next_number(cause: str) -> None:
-    sim = LocalRun().created().submitted(job="j9").started().ended(cause, failed_at=109.0)
-    run = sim.fold()
-    assert run.state == STATE_OF_CAUSE.get(cause, "failed")
-    assert run.ended
-    assert run.attempts[0].cause == cause
-    run = sim.submitted(2, job="j1").fold()
-    assert [(attempt.number, attempt.job_id) for attempt in run.attempts] == [(1, "j9"), (2, "j1")]
-    assert run.newest is run.attempts[-1]
-
-
 # --- any order, any subset --------------------------------------------------------------------------------------
 
 
@@ -168,13 +155,6 @@ def test_any_subset_of_facts_folds_into_a_run(events: list[AnyEvent], progress: 
     assert run.checkpoint is None or (run.checkpoint.complete and run.checkpoint.on_disk)
 
 
-@given(st.permutations(range(len(EVENTS))), st.integers(0, len(EVENTS)))
-def test_an_attempt_that_has_ended_stays_ended_whatever_is_learned_later(order: list[int], count: int) -> None:
-    before = {a.key: a for a in read_run("RUN", [EVENTS[i] for i in order[:count]], PROGRESS).attempts if a.ended}
-    after = {a.key: a for a in read_run("RUN", EVENTS, PROGRESS).attempts}
-    assert all(after[key].ended for key in before if key != "j2.0")
-
-
 # --- before training ----------------------------------------------------------------------------------------------
 
 _ELECTION = {
@@ -222,10 +202,3 @@ def test_steps_that_were_read_from_a_scripts_output_count_as_those_of_a_session(
     [attempt] = run.attempts
     assert (run.step, run.total_steps, run.lost_steps) == (12, 30, 7)
     assert (attempt.first_step, attempt.round_step, attempt.last_step) == (0, 10, 12)
-
-
-def test_why_nothing_is_read_from_a_scripts_output_is_the_reason_of_a_run_that_trains() -> None:
-    sim = LocalRun().created().submitted()
-    sim.node("agent", node=0, nodes=1, host="n0").node("workers", processes={})
-    run = sim.write("attempts/j1.0/script.jsonl", "script_unread", why="there is no column 'x'").fold()
-    assert (run.state, run.reason) == ("running", "there is no column 'x'")

@@ -66,15 +66,6 @@ def test_a_crash_is_slurms_to_start_again_as_long_as_its_job_may_be_in_the_queue
     assert state_of(sim) == ("requeued", "sync", f"rank 0 exited with code 1; {SYNC}, 30 s after it ended")
 
 
-def test_a_failure_waits_longer_each_time_and_counts_the_same_in_every_look() -> None:
-    sim = crashed(begun(backoff_s=10))
-    assert sim.newest.again_at == sim.newest.ended_at + 10  # type: ignore[operator]
-    sim.started(1)
-    sim.steps["7.1"] = 9
-    crashed(sim, 0, 1, failures=[{**FAILED, "error": "KeyError"}])
-    assert sim.newest.again_at == sim.newest.ended_at + 20  # type: ignore[operator]
-
-
 @pytest.mark.parametrize("state", ["NODE_FAIL", "BOOT_FAIL", "PREEMPTED", GONE])
 def test_what_the_cluster_ended_without_a_word_of_the_job_is_for_sync(state: str) -> None:
     sim = begun()
@@ -82,16 +73,6 @@ def test_what_the_cluster_ended_without_a_word_of_the_job_is_for_sync(state: str
     assert state_of(sim)[:2] == ("requeued", "sync")
     assert sim.newest.again_at is None
     assert sim.newest.settled
-
-
-def test_a_time_limit_goes_on_only_if_it_left_a_new_checkpoint() -> None:
-    sim = begun().saved(5)
-    sim.observed(sim.slurm("TIMEOUT", lasted=3_600))
-    assert state_of(sim)[:2] == ("requeued", "sync")
-    sim = begun()
-    sim.observed(sim.slurm("TIMEOUT", lasted=3_600))
-    assert state_of(sim)[:2] == ("failed", None)
-    assert sim.run.reason.endswith("for a checkpoint: raise resources.time or save more often")
 
 
 OFF = {"enabled": False}
@@ -168,28 +149,11 @@ def test_a_run_that_a_command_gave_up_has_failed_and_says_why(
 # --- cancelled ------------------------------------------------------------------------------------------------------
 
 
-def test_a_run_that_waits_for_sync_can_be_cancelled() -> None:
-    sim = crashed(begun())
-    sim.observed(sim.slurm("FAILED"))
-    sim.cancel()
-    state, _, reason = state_of(sim)
-    assert (state, reason) == ("cancelled", "cancelled; before that, rank 0 exited with code 1")
-    assert sim.run.ended
-    assert sim.run.cancelled
-
-
 def test_a_job_that_somebody_cancelled_while_it_ran_or_in_its_preemption_never_starts_again() -> None:
     # Also if the agent said no more than its end.
     for sim in (preempted(begun()), preempted(begun(), asks=False), begun().cancel().stopped()):
         sim.observed(sim.slurm("CANCELLED by 1000"))
         assert state_of(sim)[:2] == ("cancelled", None)
-
-
-def test_a_cancel_while_its_job_waits_in_the_queue_ends_the_run_once_slurm_has_ended_that() -> None:
-    sim = crashed(wanted_back(begun())).cancel()
-    assert state_of(sim)[0] == "requeued"
-    sim.observed(sim.slurm("CANCELLED by 1000"))
-    assert state_of(sim)[:2] == ("cancelled", None)
 
 
 # --- what Slurm does by itself --------------------------------------------------------------------------------------

@@ -9,9 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.run.events.base import Event, encode
-from slurmtrain.model.run.events.checkpoint_events import CheckpointSaved
-from slurmtrain.model.run.journal_lines import Progress, events_of, points_of, read_lines, read_point, steps_per_second
+from slurmtrain.model.run.events.base import encode
+from slurmtrain.model.run.journal_lines import Progress, events_of, points_of, read_lines, read_point
 
 SOURCE = "journal/test.jsonl"
 
@@ -65,13 +64,6 @@ def test_reading_in_pieces_gives_the_same_as_reading_at_once(
     assert at_once.end == len(content) - len(torn)
 
 
-@given(lines)
-def test_every_line_is_either_a_record_or_garbage_or_blank(written: list[bytes]) -> None:
-    reading = read_lines(b"".join(line + b"\n" for line in written), 0, SOURCE)
-    blank = sum(not line.strip() for line in written)
-    assert len(reading.records) + len(reading.garbage) + blank == len(written)
-
-
 @given(st.lists(good_lines, min_size=1, max_size=5), bad_lines.filter(bytes.strip), st.integers(0, 4))
 def test_garbage_in_the_middle_costs_nothing_but_itself(good: list[bytes], bad: bytes, place: int) -> None:
     place = min(place, len(good))
@@ -81,13 +73,6 @@ def test_garbage_in_the_middle_costs_nothing_but_itself(good: list[bytes], bad: 
     assert [(each.source, each.offset, each.line) for each in reading.garbage] == [(SOURCE, offset, bad[:1024])]
     assert reading.garbage[0].why.startswith("it ")
     assert [record for _, record in reading.records] == [json.loads(line) for line in good]
-
-
-def test_events_carry_their_journal_and_their_place_in_it() -> None:
-    line = encode(1.5, "saved", {"path": "checkpoints/step-3", "step": 3})
-    events, garbage = events_of(read_lines(line, 40, SOURCE), SOURCE)
-    assert events == [Event(1.5, CheckpointSaved(path="checkpoints/step-3", step=3), SOURCE, 40)]
-    assert garbage == []
 
 
 @pytest.mark.parametrize("line", [b'{"t": 1}', b'{"t": 1, "kind": 5}', b'{"t": 1, "kind": null, "x": 2}'])
@@ -127,32 +112,9 @@ def test_the_last_line_gives_the_step_and_each_metric_keeps_its_latest_value() -
     assert Progress().advance(points_of(lines)) == Progress(3, 3.0, {"loss": 0.4, "accuracy": 0.1})
 
 
-@given(records, st.integers(0, 10))
-def test_folding_lines_in_two_goes_gives_the_same_as_in_one(lines: list[dict[str, Any]], cut: int) -> None:
-    points = points_of(lines)
-    assert Progress().advance(points[:cut]).advance(points[cut:]) == Progress().advance(points)
-
-
-def test_the_rate_is_steps_over_seconds() -> None:
-    lines = [{"t": 10.0, "step": 5}, {"t": 11.0}, {"t": 12.0, "step": 11}]
-    assert steps_per_second(points_of(lines)) == pytest.approx(3.0)
-
-
-@pytest.mark.parametrize("lines", [[], [{"t": 1.0, "step": 1}], [{"t": 1.0, "step": 1}, {"t": 1.0, "step": 2}]])
-def test_there_is_no_rate_where_the_lines_do_not_tell(lines: list[dict[str, Any]]) -> None:
-    assert steps_per_second(points_of(lines)) is None
-
-
 @pytest.mark.parametrize("value", ["0.5", None, True, [1.0], 10**400, {"a": 1.0}])
 def test_a_value_that_is_no_number_is_left_out_and_reported(value: object) -> None:
     flaws: list[str] = []
     point = read_point({"t": 1.0, "step": 2, "metrics": {"loss": value, "lr": 0.1, "\ud800": 1.0}}, flaws)
     assert point == (2, 1.0, {"lr": 0.1})
     assert flaws == ["loss", "?"]
-
-
-@pytest.mark.parametrize("record", [{"step": "2"}, {"step": True}, {"step": 2.0}, {"step": 10**30}, {}])
-def test_a_line_without_a_usable_step_is_no_point_and_is_reported(record: dict[str, Any]) -> None:
-    flaws: list[str] = []
-    assert read_point({"t": 1.0, "metrics": {"loss": 1.0}, **record}, flaws) is None
-    assert flaws == ["step"]

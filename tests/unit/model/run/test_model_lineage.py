@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from slurmtrain.model.run.lineage import Standing, Upstream, describe_wait, standing, tree_order
+from slurmtrain.model.run.lineage import Standing, Upstream, standing, tree_order
 from slurmtrain.model.run.run import Run
 
 PRETRAIN = Upstream("0000000001", "pretrain")
@@ -37,19 +37,9 @@ def test_a_deleted_run_will_never_complete() -> None:
     assert standing([ANY], {}).is_ready
 
 
-def test_a_wait_is_described_by_what_the_other_run_does() -> None:
-    assert describe_wait("pretrain", "running", 120) == "after pretrain (running, step 120)"
-    assert describe_wait("pretrain", "pending", 120) == "after pretrain (pending)"
-
-
 def test_each_run_stands_once_below_the_last_of_those_that_it_starts_after() -> None:
     above = {"a": [], "b": ["a"], "c": ["a"], "d": ["b", "c"], "e": ["a", "d"], "x": []}
     assert list(tree_order(above, ["d"]).items()) == [("a", 0), ("b", 1), ("c", 1), ("d", 2), ("e", 3), ("x", 0)]
-
-
-def test_chains_come_in_the_order_in_which_they_are_wanted() -> None:
-    above = {"a": [], "b": ["a"], "c": [], "d": ["c"]}
-    assert list(tree_order(above, ["d", "b"])) == ["c", "d", "a", "b"]
 
 
 def test_runs_that_wait_for_each_other_according_to_damaged_files_are_listed_all_the_same() -> None:

@@ -7,29 +7,15 @@ from dataclasses import replace
 import pytest
 from helpers.simulated_run import LIMIT_S, SimulatedRun
 
-from slurmtrain.model.run.job_state import ABSENT, CAUSE_OF_STATE, GONE, HELD, WAITING, base, is_final
-from slurmtrain.model.run.run import CAUSES
+from slurmtrain.model.run.job_state import ABSENT, CAUSE_OF_STATE, GONE, HELD, is_final
 
 # --- states of Slurm's ------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("state", "bare"),
-    [("CANCELLED by 1001", "CANCELLED"), ("CANCELLED+", "CANCELLED"), ("running", "RUNNING"), ("", ""), ("  ", "")],
-)
-def test_what_slurm_appends_to_a_state_is_not_part_of_it(state: str, bare: str) -> None:
-    assert base(state) == bare
 
 
 def test_a_job_in_a_state_that_is_not_known_to_be_final_is_a_live_one() -> None:
     live = ["", "SOMETHING_NEW", "COMPLETING", "RUNNING", "PENDING", "SUSPENDED", ABSENT, *HELD]
     assert not any(map(is_final, live))
     assert all(map(is_final, [*CAUSE_OF_STATE, "CANCELLED by 1001", GONE]))
-
-
-def test_every_final_state_has_a_cause_that_there_is_and_every_held_job_waits() -> None:
-    assert set(CAUSE_OF_STATE.values()) <= set(CAUSES)
-    assert HELD <= WAITING
 
 
 # --- what nobody but Slurm says ---------------------------------------------------------------------------------
@@ -80,14 +66,6 @@ def test_slurms_word_goes_before_nothing_being_left_in_whatever_order_they_come(
         if not first:
             sim.command("observed", **gone)
         assert sim.causes == ["oom"]
-
-
-def test_when_slurm_says_that_an_attempt_began_counts_only_if_it_did_not_say_so_itself() -> None:
-    silent, spoke = SimulatedRun().submitted(), SimulatedRun().submitted().started()
-    for sim in (silent, spoke):
-        sim.later(300).observed(sim.slurm("FAILED", lasted=200.0))
-    assert silent.newest.started_at == silent.now - 1 - 200.0
-    assert spoke.newest.started_at == 1004.0
 
 
 # --- time-outs --------------------------------------------------------------------------------------------------
@@ -240,13 +218,6 @@ def test_a_job_that_a_person_cancelled_was_cancelled() -> None:
     assert (sim.newest.cause, sim.newest.reason, sim.newest.confirmed) == ("cancelled", "cancelled", True)
     sim.observed(sim.slurm("CANCELLED by 0"))
     assert (sim.newest.cause, sim.newest.reason) == ("cancelled", "cancelled")
-
-
-def test_a_job_that_was_cancelled_before_it_began_was_cancelled() -> None:
-    sim = SimulatedRun().submitted().cancel().later(5)
-    sim.observed(sim.slurm("CANCELLED by 0", starts_at=None))
-    assert sim.causes == ["cancelled"]
-    assert sim.run.state == "cancelled"
 
 
 @pytest.mark.parametrize(

@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-from helpers.journal_events import event
 from helpers.simulated_run import SimulatedRun
-from hypothesis import given
-from hypothesis import strategies as st
-
-from slurmtrain.model.run.outcome import requeue_record
 
 WHY = "n1: clock: 5.003 s ahead of n0 (limit 1 s)"
 AGAIN = f"{WHY}; starts again without n1"
@@ -39,13 +32,6 @@ def test_a_run_whose_preflight_failed_for_good_has_failed_with_node_and_check() 
     assert state_of(sim) == ("failed", WHY)
     assert (sim.newest.cause, sim.newest.restarted_by, sim.newest.settled) == ("preflight", None, True)
     assert sim.run.ended_at is not None
-
-
-def test_a_run_that_is_put_back_is_requeued_and_says_without_whom() -> None:
-    sim = refused(SimulatedRun().submitted())
-    assert state_of(sim) == ("requeued", AGAIN)
-    assert not sim.run.ended
-    assert (sim.newest.cause, sim.newest.excluded, sim.newest.restarted_by) == ("preflight", ("n1",), "slurm")
 
 
 def test_a_job_that_was_killed_right_after_it_said_what_it_was_about_to_do_was_refused() -> None:
@@ -100,17 +86,6 @@ def test_a_command_that_put_it_right_has_the_last_word_however_wrong_the_clock_o
     assert state_of(sim) == ("requeued", AGAIN)
 
 
-def test_a_new_submission_begins_where_the_refused_one_ended() -> None:
-    sim = refused(SimulatedRun().submitted())
-    sim.observed(sim.slurm("COMPLETED"))
-    sim.command("submitting", submission=2, attempt=2, executor="slurm", without=["n1"])
-    assert sim.run.state == "pending"
-    assert sim.newest.without == ("n1",)
-    sim.command("unstarted", submission=2, reason="killed")
-    assert sim.run.state == "requeued"
-    assert sim.newest.restarted_by == "sync"
-
-
 # --- a person's cancel --------------------------------------------------------------------------------------------
 
 
@@ -139,29 +114,3 @@ def test_a_run_that_starts_again_is_asked_about_until_it_does_and_no_more_once_i
     [observation] = over.look(over.queue(over.slurm("COMPLETED", restart=0)))
     assert (observation.state, observation.restart) == ("COMPLETED", 0)
     assert not may_change(over.run)
-
-
-# --- whatever the order -------------------------------------------------------------------------------------------
-
-_FACTS: list[tuple[str, str, dict[str, Any]]] = [
-    ("attempts/7.0/node-0.jsonl", "requeue", {"exclude": ["n1"], "why": WHY}),
-    ("attempts/7.0/node-0.jsonl", "end", {"cause": "preflight", "reason": WHY, "cascade": False, "failed_at": 9.0}),
-    ("attempts/7.0/node-1.jsonl", "end", {"cause": "preflight", "reason": WHY, "cascade": True, "failed_at": 9.0}),
-    ("attempts/7.0/node-0.jsonl", "requeue_failed", {"reason": "no"}),
-    ("journal/sync.jsonl", "requeue", {"job_id": "7", "restart": 0, "exclude": ["n1"], "why": WHY}),
-    ("journal/sync.jsonl", "requeue_failed", {"job_id": "7", "restart": 0, "reason": "given up"}),
-    ("journal/observe.jsonl", "observed", {"job_id": "7", "restart": 0, "state": "COMPLETED", "ended_at": 20.0}),
-]
-
-
-@given(st.lists(st.sampled_from(range(len(_FACTS))), unique=True))
-def test_a_run_is_restarted_by_nobody_it_has_given_up_and_by_sync_only_when_its_job_is_over(chosen: list[int]) -> None:
-    record = requeue_record([event(10.0 + i, _FACTS[i][1], _FACTS[i][2], _FACTS[i][0], i) for i in chosen])
-    if record is None:
-        assert not {0, 1, 4} & set(chosen)
-        return
-    if 5 in chosen or not {0, 4} & set(chosen):
-        assert record.restarted_by is None
-    else:
-        assert record.restarted_by == ("sync" if 6 in chosen else "slurm")
-    assert bool(record.problem) == (3 in chosen and 4 not in chosen)

@@ -11,12 +11,9 @@ from hypothesis import strategies as st
 from slurmtrain.model.run import layout
 from slurmtrain.model.run.layout import (
     EPOCH_MS,
-    RUN_ID,
     RunsRoot,
-    checkpoint_name,
     checkpoint_step,
     is_run_id,
-    is_unborn,
     run_id,
     staging_name,
     trash_name,
@@ -54,20 +51,9 @@ def test_a_run_is_told_from_everything_else_in_the_root() -> None:
         assert not is_run_id(name), name
 
 
-def test_an_unfinished_run_directory_is_told_by_its_name() -> None:
-    assert is_unborn(ROOT.unborn(ID).path.name)
-    for name in (ID, ".new-", ".new-registry", ".trash-" + ID):
-        assert not is_unborn(name), name
-
-
 @pytest.mark.parametrize(("job", "restart"), [("4711", 0), ("4711_3", 12), ("local.a.b", 1)])
 def test_an_attempts_name_splits_into_what_it_was_made_of(job: str, restart: int) -> None:
     assert layout.split_attempt(layout.attempt_key(job, restart)) == (job, restart)
-
-
-@pytest.mark.parametrize("name", ["", "4711", "4711.", ".5", "4711.x", "4711.-1"])
-def test_what_is_no_attempts_name_splits_into_nothing(name: str) -> None:
-    assert layout.split_attempt(name) is None
 
 
 @pytest.mark.parametrize(
@@ -87,25 +73,10 @@ times = st.integers(min_value=EPOCH_MS, max_value=EPOCH_MS + 2**40 - 1)
 bits = st.integers(min_value=0, max_value=1023)
 
 
-@given(times, bits)
-def test_an_id_has_the_form_of_ids(now: int, random: int) -> None:
-    assert RUN_ID.fullmatch(run_id(now, random))
-
-
 @given(st.lists(st.tuples(times, bits), min_size=2, unique_by=lambda pair: pair[0]))
 def test_ids_sort_by_time(pairs: list[tuple[int, int]]) -> None:
     ids = {run_id(now, random): now for now, random in pairs}
     assert [ids[one] for one in sorted(ids)] == sorted(now for now, _ in pairs)
-
-
-@given(times, bits, bits)
-def test_ids_of_one_millisecond_differ_by_their_random_bits(now: int, random: int, other: int) -> None:
-    assert (run_id(now, random) == run_id(now, other)) == (random == other)
-
-
-@pytest.mark.parametrize("step", [0, 5, 10**9])
-def test_a_checkpoints_step_is_read_from_its_name(step: int) -> None:
-    assert checkpoint_step(checkpoint_name(step)) == step
 
 
 def test_checkpoints_that_are_being_built_or_deleted_are_not_taken_for_published_ones() -> None:

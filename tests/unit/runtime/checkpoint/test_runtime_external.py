@@ -76,6 +76,14 @@ def test_a_number_in_the_ending_of_a_name_is_no_step(tmp_path: Path, name: str) 
     assert candidate.step == 40
 
 
+def test_directories_are_found_too_with_all_their_bytes(tmp_path: Path) -> None:
+    put(tmp_path / "out" / "step-5" / "a.bin", b"123")
+    put(tmp_path / "out" / "step-5" / "sub" / "b.bin", b"45")
+    candidate = newest(Search(pattern=str(tmp_path / "out" / "step-*")))
+    assert candidate is not None
+    assert (candidate.step, candidate.bytes) == (5, 5)
+
+
 RUN = RunDir(Path("/runs/0001"))
 
 

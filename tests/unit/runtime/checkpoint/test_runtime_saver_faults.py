@@ -274,6 +274,18 @@ def test_a_writer_works_in_a_process_with_many_open_files(tmp_path: Path) -> Non
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
+def test_without_python_for_the_writer_a_save_fails_and_says_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.executable", "/nonexistent/python")
+    module = model()
+    with Attempt(tmp_path, alone(), {"model": module}) as attempt:
+        [problem] = save_steps(attempt, module, 1)
+        assert "no such file" in problem
+        monkeypatch.undo()
+        assert save_steps(attempt, module, 2) == [""]
+
+
 def raise_on_one(ranks: RankGroup, root: Path, raising: int) -> tuple[list[str], list[dict[str, Any]]]:
     module, own = model(), Value(0)
     with Attempt(root, ranks, {"model": module, "own": own}) as attempt:
@@ -293,6 +305,15 @@ def test_a_state_dict_that_raises_on_one_rank_fails_the_save_on_both(tmp_path: P
     assert problems == ["", f"rank {raising}: RuntimeError: the tokenizer is busy", ""]
     assert (failed["step"], failed["reason"]) == (2, problems[1])
     assert listed(tmp_path) == ["step-1", "step-3"]
+
+
+def test_a_state_dict_that_raises_in_preparation_fails_nothing_yet(tmp_path: Path) -> None:
+    own = Value(RuntimeError("not ready"))
+    with Attempt(tmp_path, alone(), {"own": own}) as attempt:
+        attempt.saver.prepare()
+        assert attempt.events("save_failed") == []
+        own.value = 1
+        assert attempt.save(1) == ""
 
 
 def unsafe_on_one(ranks: RankGroup, root: Path) -> str:

@@ -257,6 +257,18 @@ def test_a_script_that_leaves_its_loop_early_has_finished_that_step_and_is_done_
     assert ("finished" in kinds(attempt)) != asked_to_stop
 
 
+def test_an_exception_saves_nothing_of_the_step_it_broke(run: RunDir, start: Start) -> None:
+    attempt = start(every={"steps": 2})
+    with pytest.raises(ZeroDivisionError), slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for step in session.steps(100):
+            session.log(loss=1 / (5 - step))
+    assert steps_on_disk(run) == [2, 4]
+    assert lines(attempt)[-1]["step"] == 5
+    raised = next(event for event in events(attempt) if event["kind"] == "raised")
+    assert raised["type"] == "ZeroDivisionError"
+
+
 def test_a_run_whose_last_save_fails_has_failed(run: RunDir, start: Start) -> None:
     attempt = start(every={"steps": 1000})
     run.checkpoints.mkdir()
@@ -267,6 +279,18 @@ def test_a_run_whose_last_save_fails_has_failed(run: RunDir, start: Start) -> No
     ):
         session.checkpoint(counter=Counter())
         list(session.steps(3))
+
+
+def test_an_attempt_that_another_has_replaced_publishes_nothing(run: RunDir, start: Start) -> None:
+    attempt = start(every={"steps": 2})
+    with pytest.raises(CheckpointError, match="another attempt has taken over"), slurmtrain.session() as session:
+        session.checkpoint(counter=Counter())
+        for step in session.steps(10):
+            if step == 6:
+                assert kinds(attempt).count("saved") == 2
+                run.submission(9).path.mkdir()
+                lease.grant(run.submission(9))
+    assert steps_on_disk(run) == [2, 4]
 
 
 def test_what_an_earlier_attempt_left_half_built_is_swept_away(run: RunDir, start: Start) -> None:
@@ -466,6 +490,20 @@ def test_an_evaluation_leaves_the_step_as_it_was() -> None:
     assert numbers[0] == numbers[1]
     assert numbers[0][0] == 1.5
     assert model.training
+
+
+@pytest.mark.parametrize(("weight", "mean"), [(1.0, 3.0), (0.25, 3.0), (0.0, 0.0)])
+def test_the_gradients_of_a_whole_step_are_weighted_and_its_mean_loss_is_not(weight: float, mean: float) -> None:
+    model = nn.Linear(1, 1, bias=False)
+    nn.init.ones_(model.weight)
+    with slurmtrain.session() as session:
+        loader = session.loader([1, 2], 2)
+        for _ in session.steps(1, loader):
+            session._shares.weight = weight
+            targets = torch.zeros(2, 1)
+            loss = session.forward_backward(model, lambda out, _: out.mean(), torch.full((2, 1), 3.0), targets)
+    assert loss.item() == pytest.approx(mean)
+    assert model.weight.grad.item() == pytest.approx(3.0 * weight)
 
 
 # --- ranks with unequal hardware tell each other what they have before they join --------------------------------------

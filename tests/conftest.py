@@ -71,6 +71,7 @@ LONGEST = (
     "local/test_mlflow_server.py",
     "cluster/test_slurm_strangers.py",
     "local/test_checkpoint_commands.py",
+    "cluster/test_slurm_forks.py",
     "local/test_trainers.py",
     "cluster/test_slurm_code.py",
     "unit/cli/test_cli_full_disk.py",

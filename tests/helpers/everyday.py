@@ -97,7 +97,7 @@ TESTS_OF = {
     "slurmtrain/runtime/checkpoint/": (
         "local/test_faults.py", "local/test_kill_and_resume.py", "local/test_resharding.py", "local/test_forks.py",
         "local/test_own_checkpoints.py", "local/test_checkpoint_commands.py", "local/test_experiments_gpt.py",
-        "cluster/test_slurm_interruptions.py",
+        "cluster/test_slurm_interruptions.py", "cluster/test_slurm_forks.py",
     ),
     "slurmtrain/runtime/code/": ("local/test_code.py", "local/test_repeat.py", "cluster/test_slurm_code.py"),
     "slurmtrain/runtime/training/loader.py": (

@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from slurmtrain.errors import LaunchError, PathError, SlurmtrainError
@@ -64,27 +64,6 @@ class _Waiting:
     count: int
 
 
-@dataclass(slots=True)
-class _State:
-    """The state that the thread and the agent share.
-
-    ``left``: nodes of the newest stage that take no part any more. ``unfit``: nodes that never should take part again.
-    """
-
-    nodes: int
-    stage: Stage | None = None
-    job_id: str = ""
-    asked_at: float = 0.0
-    requests: int = 0
-    over_at: float = 0.0
-    is_refused: bool = False
-    waiting: dict[int, _Waiting] = field(default_factory=dict)
-    joined: set[int] = field(default_factory=set)
-    left: set[str] = field(default_factory=set)
-    unfit: set[str] = field(default_factory=set)
-    events: list[NodesRequested] = field(default_factory=list)
-
-
 class Growth:
     """Gets more nodes for an attempt, from the first start of its ranks to its end."""
 
@@ -102,7 +81,18 @@ class Growth:
         self._job_id = job_id
         self._most = most
         self._ends_at = ends_at
-        self._state = _State(nodes=most)
+        # What the thread and the agent share, under the lock: the ranks' nodes; the second job, when Slurm was asked
+        # about it, how many there were, when the last was over, and whether a person has cancelled one.
+        self._nodes = most
+        self._stage: Stage | None = None
+        self._second_job, self._asked_at = "", 0.0
+        self._requested, self._over_at, self._is_refused = 0, 0.0, False
+        self._waiting: dict[int, _Waiting] = {}
+        self._joined: set[int] = set()
+        # Nodes of the newest stage that take no part any more, and nodes that never should take part again.
+        self._left: set[str] = set()
+        self._unfit: set[str] = set()
+        self._events: list[NodesRequested] = []
         self._lock = threading.Lock()
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
@@ -115,7 +105,7 @@ class Growth:
     def ranks_started(self, nodes: int) -> None:
         """Ranks have been started on so many ``nodes``."""
         with self._lock:
-            self._state.nodes = nodes
+            self._nodes = nodes
         if self._thread is None and nodes < self._most:
             self._thread = threading.Thread(target=self._run, name="growth", daemon=True)
             self._thread.start()
@@ -128,32 +118,31 @@ class Growth:
     def take_events(self) -> list[NodesRequested]:
         """What is to be journaled since the last call."""
         with self._lock:
-            events, self._state.events = self._state.events, []
+            events, self._events = self._events, []
             return events
 
     def newcomers(self) -> list[Newcomer]:
         """The newcomers that the ranks should stop for now; none if it is better to train on."""
         now = time.monotonic()
         with self._lock:
-            state = self._state
-            waiting = {number: now - each.since for number, each in state.waiting.items()}
+            waiting = {number: now - each.since for number, each in self._waiting.items()}
             chosen = choose_newcomers(
-                waiting, [each.newcomer for each in state.waiting.values()], self._most - state.nodes
+                waiting, [each.newcomer for each in self._waiting.values()], self._most - self._nodes
             )
             left_s = None if self._ends_at is None else self._ends_at - now
-            more = state.nodes + len(chosen)
-            return chosen if is_worthwhile(state.nodes, more, cost_s=self._cost_s, left_s=left_s) else []
+            more = self._nodes + len(chosen)
+            return chosen if is_worthwhile(self._nodes, more, cost_s=self._cost_s, left_s=left_s) else []
 
     def admit(self, stage: Stage) -> None:
         """Let the agents in the roster of a ``stage`` begin. Raises PathError, OSError."""
         with self._lock:
-            self._state.stage = stage
+            self._stage = stage
             # Until ranks have been started on them: their nodes are not missing any more.
-            self._state.nodes = min(self._most, len(stage.roster))
-            self._state.joined |= set(stage.roster)
-            self._state.left = set()
+            self._nodes = min(self._most, len(stage.roster))
+            self._joined |= set(stage.roster)
+            self._left = set()
             for number in stage.roster:
-                self._state.waiting.pop(number, None)
+                self._waiting.pop(number, None)
             self._count += 1
             count = self._count
         admit(self._attempt, stage, count)
@@ -167,11 +156,10 @@ class Growth:
             unfit: The preflight failed with them: they are not requested again.
         """
         with self._lock:
-            state = self._state
-            state.left.update(hosts)
+            self._left.update(hosts)
             if unfit:
-                state.unfit.update(hosts)
-            if state.job_id in ("", job_id):
+                self._unfit.update(hosts)
+            if self._second_job in ("", job_id):
                 self._request_is_over(time.monotonic())
 
     def note_unfit(self, journal: Journal, stage: Stage) -> None:
@@ -218,7 +206,7 @@ class Growth:
         """Show newcomers that somebody waits for them."""
         with self._lock:
             self._count += 1
-            stage, count = self._state.stage, self._count
+            stage, count = self._stage, self._count
             # Under the lock: an older stage must not replace the newest one.
             admit(self._attempt, stage, count)
 
@@ -226,51 +214,45 @@ class Growth:
         """Note which newcomers are there."""
         now, announced = time.monotonic(), read_newcomers(self._attempt)
         with self._lock:
-            waiting = self._state.waiting
             for number, (newcomer, count) in announced.items():
-                earlier = waiting.get(number)
-                if number in self._state.joined:
-                    continue
-                if earlier is None:
-                    waiting[number] = _Waiting(newcomer, now, now, count)
-                elif count != earlier.count:
-                    earlier.count, earlier.at = count, now
-            for number, each in list(waiting.items()):
+                if number not in self._joined:
+                    earlier = self._waiting.setdefault(number, _Waiting(newcomer, now, now, count))
+                    if count != earlier.count:
+                        earlier.count, earlier.at = count, now
+            for number, each in list(self._waiting.items()):
                 if number not in announced or now - each.at > _SILENCE_S:
-                    del waiting[number]
+                    del self._waiting[number]
 
     def _ask(self) -> None:
         """Request nodes if some are missing and no job waits for them, or see what has become of that job."""
         now = time.monotonic()
         with self._lock:
-            state = self._state
-            missing = self._most - state.nodes - len(state.waiting)
-            job_id, asked_at = state.job_id, state.asked_at
-            has_agents = any(each.newcomer.job_id == job_id for each in state.waiting.values())
-            joined = bool(job_id) and state.stage is not None and job_id in state.stage.jobs
-            is_due = now - state.over_at >= pause_before_request(state.requests)
+            missing = self._most - self._nodes - len(self._waiting)
+            job_id, asked_at = self._second_job, self._asked_at
+            has_agents = any(each.newcomer.job_id == job_id for each in self._waiting.values())
+            joined = bool(job_id) and self._stage is not None and job_id in self._stage.jobs
+            is_due = now - self._over_at >= pause_before_request(self._requested)
         if job_id:
             if joined or (not has_agents and now - asked_at >= _ASK_S and self._is_over(job_id)):
                 with self._lock:
                     self._request_is_over(now)
-        elif missing > 0 and is_due and not state.is_refused:
+        elif missing > 0 and is_due and not self._is_refused:
             self._request(missing, now)
 
     def _is_over(self, job_id: str) -> bool:
         """Whether a second job will start no agent any more. If a person has cancelled it, there will be no other."""
         name = base(self._requests.record(job_id).get("JobState", ""))
         with self._lock:
-            self._state.asked_at = time.monotonic()
-            self._state.is_refused |= name == "CANCELLED"
+            self._asked_at = time.monotonic()
+            self._is_refused |= name == "CANCELLED"
         return name not in _WAITING
 
     def _request(self, nodes: int, now: float) -> None:
         limit_s = None if self._ends_at is None else self._ends_at - now
         extension = Extension(self._attempt.path.name, self._next)
         with self._lock:
-            state = self._state
-            hosts = () if state.stage is None else state.stage.hosts
-            without = sorted({*filter(None, hosts)} - state.left | state.unfit)
+            hosts = () if self._stage is None else self._stage.hosts
+            without = sorted({*filter(None, hosts)} - self._left | self._unfit)
         self._next += nodes
         try:
             job_id = self._requests.request(self._job_id, extension, nodes, limit_s, without)
@@ -278,16 +260,16 @@ class Growth:
         except SlurmtrainError as error:
             job_id, event = "", NodesRequested(nodes=nodes, problem=str(error))
         with self._lock:
-            self._state.job_id, self._state.asked_at = job_id, now
-            self._state.events.append(event)
+            self._second_job, self._asked_at = job_id, now
+            self._events.append(event)
             if not job_id:
                 self._request_is_over(now)
 
     def _request_is_over(self, now: float) -> None:
         """There is no request any more. The caller holds the lock."""
-        self._state.job_id = ""
-        self._state.requests += 1
-        self._state.over_at = now
+        self._second_job = ""
+        self._requested += 1
+        self._over_at = now
 
 
 def make_growth(attempt: AttemptDir, node: Node, spec: Spec, began: float) -> Growth:
@@ -299,10 +281,9 @@ def make_growth(attempt: AttemptDir, node: Node, spec: Spec, began: float) -> Gr
         spec: The run's.
         began: When the attempt began, by the monotonic clock.
     """
-    resources = spec.resources
-    ends_at = None if resources.time is None else began + resources.time
-    requests = SlurmNodes(spec.name, attempt.run.id)
-    return Growth(attempt, requests, job_id=node.job_id, first=node.count, most=resources.nodes.max, ends_at=ends_at)
+    ends_at = None if spec.resources.time is None else began + spec.resources.time
+    requests, most = SlurmNodes(spec.name, attempt.run.id), spec.resources.nodes.max
+    return Growth(attempt, requests, job_id=node.job_id, first=node.count, most=most, ends_at=ends_at)
 
 
 # --- the files by which they find each other --------------------------------------------------------------------------

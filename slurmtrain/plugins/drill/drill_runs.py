@@ -159,7 +159,7 @@ class _DrillRuns:
         self._wait(run_id, observer, None)
         baseline = observer.baseline(observer.run())
         pattern = self.drill_plan.plan.spec.checkpoint.glob
-        return baseline, judge_baseline(baseline, pattern, observer.incomplete())
+        return baseline, judge_baseline(baseline, pattern, observer.own.incomplete())
 
     def noise(self, baseline: Baseline) -> CheckpointComparison:
         """How a second undisturbed run differs from the first."""
@@ -282,7 +282,7 @@ class _DrillRuns:
                     # None while it waits for a save, and none has begun yet.
                     if injected is None:
                         continue
-                    observer.struck(replace(injected, moment=moment))
+                    observer.injected = replace(injected, moment=moment)
                     self.say(f"{name}: {FAULTS[name].action}, {moment} ({injected.target})")
                     return ""
             # A queued run may wait for hours; one that trains may soon be over.
@@ -378,7 +378,7 @@ class DrillReport:
                     "format": last.format if last else None,
                     "saves": len(self.baseline.saves),
                     "last": last.path.name if last else None,
-                    "problems": [{"what": each.problem, "advice": each.advice} for each in self.script.problems],
+                    "problems": [each.to_dict() for each in self.script.problems],
                     "notes": list(self.script.notes),
                 },
                 "faults": [verdict.to_dict() for verdict in self.verdicts],

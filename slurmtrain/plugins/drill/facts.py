@@ -150,6 +150,10 @@ class DrillProblem:
     problem: str
     advice: str
 
+    def to_dict(self) -> dict[str, str]:
+        """The form that ``--json`` prints."""
+        return {"what": self.problem, "advice": self.advice}
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Baseline:
@@ -289,35 +293,24 @@ class FaultVerdict:
     def to_dict(self) -> dict[str, Any]:
         """The form that ``--json`` prints."""
         # The keys are a contract, and older than the field names.
-        injected = self.injected
+        injected, after = self.injected, self.aftermath
+        facts = (
+            "fault", "passed", "result", "cause", "lost_steps", "resumed_at", "attempts", "restarts", "state", "notes",
+        )  # fmt: skip
         return {
-            "fault": self.fault,
+            **{name: getattr(self, name) for name in facts},
+            **{name: _milliseconds(getattr(self, name)) for name in ("stopped_s", "allowed_s", "step_s")},
+            **{name: getattr(after, name) for name in ("exit_codes", "survivors", "leftovers", "resume_from")},
             "run_id": self.run_id or None,
-            "passed": self.passed,
-            "result": self.result,
             "not_tried": self.not_tried or None,
             "on": injected.target if injected else None,
             "at_step": injected.step if injected else None,
             "moment": (injected.moment or None) if injected else None,
-            "cause": self.cause,
-            "stopped_s": _milliseconds(self.stopped_s),
-            "allowed_s": _milliseconds(self.allowed_s),
-            "lost_steps": self.lost_steps,
-            "resumed_at": self.resumed_at,
             "started_by": self.restarted_by,
             "started_s": _milliseconds(self.restarted_s),
-            "step_s": _milliseconds(self.step_s),
-            "attempts": self.attempts,
-            "restarts": self.restarts,
-            "state": self.state,
-            "exit_codes": dict(self.aftermath.exit_codes),
-            "survivors": list(self.aftermath.survivors),
-            "leftovers": list(self.aftermath.leftovers),
             "half_written": list(injected.half_written) if injected else [],
-            "resume_from": self.aftermath.resume_from,
             "comparison": self.comparison.to_dict(),
-            "problems": [{"what": problem.problem, "advice": problem.advice} for problem in self.problems],
-            "notes": list(self.notes),
+            "problems": [problem.to_dict() for problem in self.problems],
         }
 
 

@@ -66,6 +66,10 @@ class FaultTarget:
         """The processes of all ranks."""
         return [process for ranks in self.ranks.values() for process in ranks.values()]
 
+    def pids(self, node: int) -> list[int]:
+        """The process numbers of the ranks on a ``node``."""
+        return [process.pid for process in self.ranks.get(node, {}).values()]
+
     def last_rank(self) -> tuple[int, int, Process]:
         """The highest rank, its node and its process: a rank without a special role, unlike rank 0."""
         rank, node = max((rank, node) for node, ranks in self.ranks.items() for rank in ranks)
@@ -109,11 +113,42 @@ def inject(workspace: Workspace, run: Run, name: str) -> InjectedFault:
         UserError: Its processes run on another machine, without a Slurm that can reach them.
         SlurmDown: ``scancel`` or ``srun`` failed.
     """
-    target = _target_of(workspace, run)
+    from slurmtrain.slurm.slurm_commands import run_command
+
+    target, is_local = _target_of(workspace, run), run.executor == "local"
+    attempt, hit, node = target.attempt, "all of its processes", max(target.ranks)
     # Taken before the signal, so that no effect of it precedes the fault.
     at = time.time()
-    hit = _signal_locally(target, name) if run.executor == "local" else _signal_in_slurm(target, name)
-    attempt = target.attempt
+    if name in _ANNOUNCED:
+        number, count = _ANNOUNCED[name], len(target.agents)
+        hit = "the agent" if count == 1 else f"all {count} agents"
+        if is_local:
+            _signal_all([*target.agents.values()], number, hit)
+        else:
+            run_command("scancel", f"--signal={number.name.removeprefix('SIG')}", attempt.job_id)
+    elif name == "all":
+        # Ranks first, agents last: a rank that outlived its agent would go on training.
+        others = [Process.from_dict(process) for process in attempt.processes] if is_local else []
+        struck = [*target.all_ranks(), *others, *target.agents.values()]
+        if is_local:
+            struck = [process for root in struck for process in (root, *descendants(root))]
+            _signal_all(list(dict.fromkeys(struck)), signal.SIGKILL, hit)
+        else:
+            pids = {target.hosts[each]: [*target.pids(each), agent.pid] for each, agent in target.agents.items()}
+            # The step that sends the signals is part of the job and may die with it, which srun reports as a failure.
+            with contextlib.suppress(SlurmDown):
+                _signal_on(attempt.job_id, pids, signal.SIGKILL)
+    else:
+        number, process, hit = signal.SIGKILL, target.agents[node], f"the agent of node {node}"
+        if name in _TO_RANK:
+            rank, node, process = target.last_rank()
+            number, hit = _TO_RANK[name], f"rank {rank}"
+        if is_local:
+            # A launcher or a shell that is stopped alone stops no training.
+            _signal_all([process, *(descendants(process) if name == "hang" else ())], number, hit)
+        else:
+            hit = f"{hit} on {target.hosts[node]}"
+            _signal_on(attempt.job_id, {target.hosts[node]: [-process.pid if name == "hang" else process.pid]}, number)
     return InjectedFault(
         fault=name, at=at, attempt=attempt.key, restarts=len(attempt.restarts), step=run.step, target=hit
     )
@@ -133,12 +168,13 @@ def inject_in_save(workspace: Workspace, run: Run, watch: SaveWatch, timeout_s: 
     while time.monotonic() < deadline:
         if begun := watch.half_written([process.pid for process in processes]):
             at = time.time()
+            count = len(target.all_ranks())
+            hit = "the rank" if count == 1 else f"all {count} ranks"
             if local:
-                hit = _signal_all(processes, signal.SIGKILL, _describe_ranks(target))
+                _signal_all(processes, signal.SIGKILL, hit)
             else:
-                groups = {target.hosts[n]: [-rank.pid for rank in ranks.values()] for n, ranks in target.ranks.items()}
+                groups = {target.hosts[node]: [-pid for pid in target.pids(node)] for node in target.ranks}
                 _signal_on(target.attempt.job_id, groups, signal.SIGKILL)
-                hit = _describe_ranks(target)
             killed_at = time.monotonic()
             while any(process.alive() for process in processes) and time.monotonic() < killed_at + _DEATH_S:
                 time.sleep(_SAVE_POLL_S)
@@ -164,30 +200,8 @@ def _events_of_attempt(workspace: Workspace, run: Run, attempt: Attempt, cls: ty
     return sorted(events, key=lambda event: event.order)
 
 
-# --- on this machine --------------------------------------------------------------------------------------------------
-
-
-def _signal_locally(target: FaultTarget, name: str) -> str:
-    """Inject a fault on this machine; returns what was hit, as a phrase."""
-    if name in _ANNOUNCED:
-        return _signal_all([*target.agents.values()], _ANNOUNCED[name], _describe_agents(target))
-    if name in _TO_RANK:
-        rank, _, process = target.last_rank()
-        # A launcher or a shell that is stopped alone stops no training.
-        tree = [process, *descendants(process)] if name == "hang" else [process]
-        return _signal_all(tree, _TO_RANK[name], f"rank {rank}")
-    if name == "agent":
-        node = max(target.ranks)
-        return _signal_all([target.agents[node]], signal.SIGKILL, f"the agent of node {node}")
-    # Ranks first, agents last: a rank that outlived its agent would go on training.
-    others = [Process.from_dict(process) for process in target.attempt.processes]
-    roots = (*target.all_ranks(), *others, *target.agents.values())
-    processes = [process for root in roots for process in (root, *descendants(root))]
-    return _signal_all(list(dict.fromkeys(processes)), signal.SIGKILL, "all of its processes")
-
-
-def _signal_all(processes: Sequence[Process], number: signal.Signals, target: str) -> str:
-    """Signal these processes; returns ``target``, the phrase that names them.
+def _signal_all(processes: Sequence[Process], number: signal.Signals, target: str) -> None:
+    """Signal these processes on this machine, which ``target`` names.
 
     Raises RunBusy if all of them had ended, UserError if they are on another machine.
     """
@@ -197,37 +211,6 @@ def _signal_all(processes: Sequence[Process], number: signal.Signals, target: st
     sent = [process.send(number) for process in processes]
     if not any(sent):
         raise RunBusy(f"{target} had ended before {number.name} was sent")
-    return target
-
-
-# --- on Slurm's nodes -------------------------------------------------------------------------------------------------
-
-
-def _signal_in_slurm(target: FaultTarget, name: str) -> str:
-    """Inject a fault through Slurm; returns what was hit, as a phrase."""
-    from slurmtrain.slurm.slurm_commands import run_command
-
-    job_id = target.attempt.job_id
-    if name in _ANNOUNCED:
-        run_command("scancel", f"--signal={_ANNOUNCED[name].name.removeprefix('SIG')}", job_id)
-        return _describe_agents(target)
-    if name in _TO_RANK:
-        rank, node, process = target.last_rank()
-        pid = -process.pid if name == "hang" else process.pid
-        _signal_on(job_id, {target.hosts[node]: [pid]}, _TO_RANK[name])
-        return f"rank {rank} on {target.hosts[node]}"
-    if name == "agent":
-        node = max(target.ranks)
-        _signal_on(job_id, {target.hosts[node]: [target.agents[node].pid]}, signal.SIGKILL)
-        return f"the agent on {target.hosts[node]}"
-    pids = {
-        target.hosts[node]: [*(rank.pid for rank in target.ranks.get(node, {}).values()), agent.pid]
-        for node, agent in target.agents.items()
-    }
-    # The step that sends the signals is part of the job and may die with it, which srun reports as a failure.
-    with contextlib.suppress(SlurmDown):
-        _signal_on(job_id, pids, signal.SIGKILL)
-    return "all of its processes"
 
 
 def _signal_on(job_id: str, pids: Mapping[str, Sequence[int]], number: signal.Signals) -> None:
@@ -256,15 +239,6 @@ def _signal_on(job_id: str, pids: Mapping[str, Sequence[int]], number: signal.Si
         *arguments,
         timeout_s=_STEP_S,
     )
-
-
-def _describe_ranks(target: FaultTarget) -> str:
-    count = len(target.all_ranks())
-    return "the rank" if count == 1 else f"all {count} ranks"
-
-
-def _describe_agents(target: FaultTarget) -> str:
-    return "the agent" if len(target.agents) == 1 else f"all {len(target.agents)} agents"
 
 
 # --- the checkpoints that a run's script saves itself, as seen from outside while it trains ---------------------------
@@ -338,7 +312,14 @@ class SaveWatch:
         self._before = now
         if not changed:
             return []
-        unfinished = {*filter(_is_temporary, now), *self._unfinished(_written_by(pids))}
+        # Imported here, since it takes 15 ms and most commands do not need it.
+        import psutil
+
+        written = set()
+        for pid in pids:
+            with contextlib.suppress(psutil.Error, OSError):
+                written |= {file.path for file in psutil.Process(pid).open_files() if file.mode != "r"}
+        unfinished = {*filter(_is_temporary, now), *self._unfinished(written)}
         return sorted(path for path in unfinished if any(_is_within(each, path) for each in changed))
 
     def still_half_written(self, paths: Sequence[str]) -> list[str]:
@@ -383,18 +364,6 @@ def _walk(directory: str, depth: int, left: list[int]) -> Iterator[tuple[str, tu
 def _is_temporary(path: str) -> bool:
     name = path.rpartition("/")[2]
     return staged_step(name) is not None or name.startswith(_TEMPORARY_START) or name.endswith(_TEMPORARY_END)
-
-
-def _written_by(pids: Iterable[int]) -> set[str]:
-    """Files that these processes have open for writing."""
-    # Imported here, since it takes 15 ms and most commands do not need it.
-    import psutil
-
-    paths = set()
-    for pid in pids:
-        with contextlib.suppress(psutil.Error, OSError):
-            paths |= {file.path for file in psutil.Process(pid).open_files() if file.mode != "r"}
-    return paths
 
 
 def _is_within(path: str, directory: str) -> bool:

@@ -9,7 +9,7 @@ import contextlib
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,15 +60,12 @@ class RunObserver:
         self._workspace = workspace
         has_own = plan.spec.checkpoint.glob is not None
         self._search = Search.from_plan(plan, self._directory) if has_own else None
-        self._own = OwnCheckpoints(self._search)
-        self._injected: InjectedFault | None = None
+        self.own = OwnCheckpoints(self._search)
+        """The checkpoints that its script has saved."""
+        self.injected: InjectedFault | None = None
+        """The fault; None before it."""
         self._processes: list[tuple[Process, str]] = []
         self._survivors: list[str] | None = None
-
-    @property
-    def injected(self) -> InjectedFault | None:
-        """The fault; None before it."""
-        return self._injected
 
     def run(self) -> Run:
         """The state of the run, as last read from its journals."""
@@ -78,8 +75,8 @@ class RunObserver:
 
     def look(self) -> None:
         """Take note of the script's checkpoints, and of processes that should have ended."""
-        self._own.look()
-        if self._injected is not None and self._survivors is None and self._next_workers() is not None:
+        self.own.look()
+        if self.injected is not None and self._survivors is None and self._next_workers() is not None:
             self._survivors = self._alive()
 
     # --- before the fault -------------------------------------------------------------------------------------------
@@ -90,7 +87,7 @@ class RunObserver:
         if attempt is None:
             return Sighting()
         since = attempt.started_at or 0.0
-        saves = [save for save in self._own.saves if save.saved_at >= since]
+        saves = [save for save in self.own.saves if save.saved_at >= since]
         newest = run.checkpoint
         saved = "" if newest is None else f"a checkpoint of step {newest.step}"
         return Sighting(
@@ -117,16 +114,12 @@ class RunObserver:
                 words = command.decode(errors="replace").strip()
             self._processes.append((process, f"{words[:_COMMAND] or 'a process'} (pid {process.pid})"))
 
-    def struck(self, injected: InjectedFault) -> None:
-        """Take note of the fault."""
-        self._injected = injected
-
     # --- afterwards -------------------------------------------------------------------------------------------------
 
     def baseline(self, run: Run) -> Baseline:
         """What this ``run`` has shown, if it was not disturbed."""
-        self._own.look()
-        saves = self._own.saves
+        self.own.look()
+        saves = self.own.saves
         seconds = (run.ended_at or 0.0) - (run.started_at or 0.0)
         lines = sum(self._lines(attempt.key) for attempt in run.attempts)
         source = ""
@@ -138,16 +131,19 @@ class RunObserver:
                     source = "which is inside it"
         return Baseline(run=run, saves=saves, lines=lines, seconds=max(0.0, seconds), step_source=source)
 
-    def incomplete(self) -> Sequence[str]:
-        """What matches the pattern of the script's checkpoints, but is not complete."""
-        return self._own.incomplete()
-
     def aftermath(self) -> Aftermath:
         """What the fault has left behind, once the run is over."""
-        self._own.look()
-        injected, workers = self._injected, self._next_workers()
+        self.own.look()
+        injected, workers = self.injected, self._next_workers()
         assert injected is not None
-        leftovers = self._leftovers(injected, workers.time if workers else math.inf)
+        store, until = self._workspace.store, workers.time if workers else math.inf
+        killed = [event for event in store.events(self.run_id, LeftoversKilled) if injected.at <= event.time <= until]
+        # What had to be killed before the next ranks started.
+        leftovers = [event.payload for event in killed]
+        codes: dict[str, int] = {}
+        for event in store.events(self.run_id, RanksExited):
+            if attempt_of(event.source) == injected.attempt:
+                codes |= event.payload.codes
         alive = self._alive() if self._survivors is None else self._survivors
         dead_workers: list[str] = []
         for path in sorted(self._directory.attempts.glob(f"{injected.attempt}/logs/rank-*.log")):
@@ -155,11 +151,11 @@ class RunObserver:
                 reports = _DEAD_WORKER.finditer(read_readable(path)) if FAULTS[injected.fault].announced else ()
                 dead_workers += [match[0].decode(errors="replace") for match in reports]
         return Aftermath(
-            exit_codes=self._exit_codes(injected),
+            exit_codes=codes,
             survivors=[*alive, *(name for each in leftovers for name in each.remaining)],
             leftovers=[name for each in leftovers for name in each.killed],
             dead_workers=dead_workers,
-            saves=self._own.saves,
+            saves=self.own.saves,
             resume_from=workers.payload.resume_from if workers else None,
             resumed_at=workers.time if workers else None,
         )
@@ -189,25 +185,13 @@ class RunObserver:
 
     def _next_workers(self) -> Event[WorkersStarted] | None:
         """The first start of ranks after the fault."""
-        assert self._injected is not None
-        since = self._injected.at
+        assert self.injected is not None
+        since = self.injected.at
         events = self._workspace.store.events(self.run_id, WorkersStarted)
         return min((event for event in events if event.time > since), key=lambda event: event.order, default=None)
 
     def _alive(self) -> list[str]:
         return [name for process, name in self._processes if process.alive()]
-
-    def _exit_codes(self, injected: InjectedFault) -> dict[str, int]:
-        codes: dict[str, int] = {}
-        for event in self._workspace.store.events(self.run_id, RanksExited):
-            if attempt_of(event.source) == injected.attempt:
-                codes |= event.payload.codes
-        return codes
-
-    def _leftovers(self, injected: InjectedFault, until: float) -> list[LeftoversKilled]:
-        """What had to be killed after the fault, before the next ranks started at ``until``."""
-        events = self._workspace.store.events(self.run_id, LeftoversKilled)
-        return [event.payload for event in events if injected.at <= event.time <= until]
 
 
 # --- how the last checkpoints of two runs differ ----------------------------------------------------------------------
@@ -236,7 +220,24 @@ def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> Checkp
             with _readable():
                 contents = (read_contents(each.path, spec.format) for each in (own, other))
                 return _compare_contents(*contents, method=method)
-        return _compare_published(_newest_of_session(workspace, first), _newest_of_session(workspace, second))
+        paths = [_newest_of_session(workspace, run) for run in (first, second)]
+        manifest, other_manifest = map(read_manifest, paths)
+        # Weights of different steps differ anyway; what matters is that one run stopped early.
+        if manifest.step != other_manifest.step:
+            steps = manifest.step, other_manifest.step
+            why = f"they are of steps {manifest.step} and {other_manifest.step}"
+            return CheckpointComparison(identical=None, why=why, steps=steps)
+        # What belongs to single ranks is compared only if there are as many.
+        same_ranks = manifest.world_size == other_manifest.world_size
+        # Equal hashes in the manifests save reading gigabytes. Different ones prove nothing: equal tensors may be
+        # pickled differently.
+        if same_ranks and manifest.files == other_manifest.files:
+            return CheckpointComparison(identical=True, method="hashes")
+        from slurmtrain.runtime.checkpoint.torch_index import Index
+
+        with _readable():
+            contents = (_contents_of(Index(path), same_ranks=same_ranks) for path in paths)
+            return _compare_contents(*contents, method="values")
     except (CheckpointError, PathError, OSError) as error:
         return CheckpointComparison(identical=None, why=str(error))
 
@@ -277,25 +278,6 @@ def _readable() -> Iterator[None]:
 
 
 # --- checkpoints of a session -----------------------------------------------------------------------------------------
-
-
-def _compare_published(first: Path, second: Path) -> CheckpointComparison:
-    manifest, other_manifest = read_manifest(first), read_manifest(second)
-    # Weights of different steps differ anyway; what matters is that one run stopped early.
-    if manifest.step != other_manifest.step:
-        steps = manifest.step, other_manifest.step
-        return CheckpointComparison(identical=None, why=f"they are of steps {steps[0]} and {steps[1]}", steps=steps)
-    # What belongs to single ranks is compared only if there are as many.
-    same_ranks = manifest.world_size == other_manifest.world_size
-    # Equal hashes in the manifests save reading gigabytes. Different ones prove nothing: equal tensors may be pickled
-    # differently.
-    if same_ranks and manifest.files == other_manifest.files:
-        return CheckpointComparison(identical=True, method="hashes")
-    from slurmtrain.runtime.checkpoint.torch_index import Index
-
-    with _readable():
-        contents = (_contents_of(Index(path), same_ranks=same_ranks) for path in (first, second))
-        return _compare_contents(*contents, method="values")
 
 
 def _contents_of(index: Index, *, same_ranks: bool) -> Contents:

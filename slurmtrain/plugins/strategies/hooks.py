@@ -43,12 +43,21 @@ class FeedbackHook(CommHook):
     """A communication hook with error feedback, and its state."""
 
     def __init__(self, module: nn.Module, spec: StrategySpec) -> None:
-        """For the gradients of a ``module``, as ``spec`` says. Raises StrategyError for float16."""
+        """For the gradients of a ``module``, as ``spec`` says. Raises StrategyError for float16, or sparse ones."""
         self._names = {id(parameter): name for name, parameter in module.named_parameters()}
         self._buckets: dict[int, Sequence[tuple[str, int]]] = {}
         # Errors of a checkpoint, flat, by parameter, until the bucket of the parameter is reduced.
         self._restored: dict[str, Tensor] = {}
-        _check_gradients(module, str(spec.hook))
+        cannot = f"'strategy.hook: {spec.hook}' does not work with"
+        for name, parameter in module.named_parameters():
+            if parameter.requires_grad and parameter.dtype is torch.float16:
+                raise StrategyError(
+                    f"{cannot} float16, and the parameter {name!r} has it: what overflows once stays in the errors for "
+                    "ever; use float32 or bfloat16"
+                )
+        for name, part in module.named_modules():
+            if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
+                raise StrategyError(f"{cannot} sparse gradients, which {name!r} has: make it with sparse=False")
 
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """The future mean over ranks of the gradients in a ``bucket``."""
@@ -113,22 +122,6 @@ class FeedbackHook(CommHook):
     def _names_in(self, index: int) -> _Names:
         """The names of the parameters in the bucket with this ``index``."""
         return tuple(name for name, _ in self._buckets[index])
-
-
-def _check_gradients(module: nn.Module, key: str) -> None:
-    """Raise StrategyError if the ``module`` has gradients in float16, or sparse ones; the spec has this ``key``."""
-    for name, parameter in module.named_parameters():
-        if parameter.requires_grad and parameter.dtype is torch.float16:
-            raise StrategyError(
-                f"'strategy.hook: {key}' does not work with float16, and the parameter {name!r} has it: what overflows "
-                "once stays in the errors for ever; use float32 or bfloat16"
-            )
-    for name, part in module.named_modules():
-        if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-            raise StrategyError(
-                f"'strategy.hook: {key}' does not work with sparse gradients, which {name!r} has: make it with "
-                "sparse=False"
-            )
 
 
 class PowerSgd(FeedbackHook):

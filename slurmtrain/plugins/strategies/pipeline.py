@@ -263,12 +263,7 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
                 f"pipeline_parts() names {name!r}, which is in the part {outer!r}: it would be applied twice; name one "
                 "of them"
             )
-    _check_whole(model, names)
-    return {name: modules[name] for name in names}
-
-
-def _check_whole(model: nn.Module, names: Sequence[str]) -> None:
-    """Raise StrategyError unless each parameter and buffer of a model is in exactly one of the parts ``names``."""
+    # Each parameter and buffer must be in exactly one part.
     owners: dict[int, str] = {}
     state = [*model.named_parameters(remove_duplicate=False), *model.named_buffers(remove_duplicate=False)]
     for name, value in state:
@@ -282,6 +277,7 @@ def _check_whole(model: nn.Module, names: Sequence[str]) -> None:
                 f"{name!r} is also in the part {owners[id(value)]!r} (tied weights): two stages cannot train the same "
                 "parameter; untie them"
             )
+    return {name: modules[name] for name in names}
 
 
 def stages_of(

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -26,9 +25,6 @@ from slurmtrain.plugins.strategies import pipeline, tensor
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.training.passes import DTYPES, elements, of_classes, recompute
 from slurmtrain.runtime.training.strategy_interface import sizes_of
-
-if TYPE_CHECKING:
-    from torch.distributed.fsdp import MixedPrecisionPolicy
 
 # The dimensions of meshes.
 PP, REPLICATE, SHARD, TP = "pp", "replicate", "shard", "tp"
@@ -139,33 +135,27 @@ def _shard(
     ``mesh``: the ranks, in one dimension to shard over, or two, the first to replicate over. ``units``: the modules
     that are gathered one at a time. This rank computes on ``device``.
     """
-    from torch.distributed.fsdp import CPUOffloadPolicy, OffloadPolicy, fully_shard
+    from torch.distributed.fsdp import CPUOffloadPolicy, MixedPrecisionPolicy, OffloadPolicy, fully_shard
 
     if mesh.size() == 1 and not spec.offload and spec.mixed_precision is None:
         # fully_shard would only copy parameters and gradients: measured, a tenth of a step on CPUs.
         return model.to(device)
-    precision, of_model = _precisions(spec)
+    if spec.mixed_precision is None:
+        reduced = None if spec.reduce_dtype is None else DTYPES[spec.reduce_dtype]
+        inside = of_model = MixedPrecisionPolicy(reduce_dtype=reduced)
+    else:
+        # Versions of torch reduce in different types unless told. One for all processes: the spec refuses others.
+        computed, reduced = DTYPES[str(spec.mixed_precision)], DTYPES[spec.reduce_dtype or FP32]
+        inside = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced)
+        # The loss is computed from the model's output.
+        of_model = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced, output_dtype=torch.float32)
     # CPUOffloadPolicy refuses to pin memory where there is no accelerator.
     offload = CPUOffloadPolicy(pin_memory=mesh.device_type == "cuda") if spec.offload else OffloadPolicy()
     # None: the model itself, whose parameters the backward pass needs first, is not freed in between.
     reshard = None if spec.reshard_after_forward else False
-    for module, policy in (*((unit, precision) for unit in units), (model, of_model)):
+    for module, policy in (*((unit, inside) for unit in units), (model, of_model)):
         fully_shard(module, mesh=mesh, reshard_after_forward=reshard, mp_policy=policy, offload_policy=offload)
     return model
-
-
-def _precisions(spec: StrategySpec) -> tuple[MixedPrecisionPolicy, MixedPrecisionPolicy]:
-    """The precision of a module inside the model, and of the model itself, from whose output the loss is computed."""
-    from torch.distributed.fsdp import MixedPrecisionPolicy
-
-    if spec.mixed_precision is None:
-        reduced = None if spec.reduce_dtype is None else DTYPES[spec.reduce_dtype]
-        policy = MixedPrecisionPolicy(reduce_dtype=reduced)
-        return policy, policy
-    # Versions of torch reduce in different types unless told. One for all processes: the spec refuses others.
-    computed, reduced = DTYPES[str(spec.mixed_precision)], DTYPES[spec.reduce_dtype or FP32]
-    inside = MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced)
-    return inside, MixedPrecisionPolicy(param_dtype=computed, reduce_dtype=reduced, output_dtype=torch.float32)
 
 
 # --- meshes -----------------------------------------------------------------------------------------------------------

@@ -62,7 +62,21 @@ def styles_of(model: nn.Module, spec: StrategySpec, size: int) -> dict[str, str 
     Raises:
         StrategyError: There is no plan, or it does not fit the model or the number of ranks.
     """
-    styles = _expand(model, _plan_of(model, spec, size))
+    names = {name: name.split(".") for name, _ in model.named_modules()}
+    styles: dict[str, str | ParallelStyle] = {}
+    for pattern, style in _plan_of(model, spec, size).items():
+        patterns = pattern.split(".")
+        matching = [
+            name
+            for name, parts in names.items()
+            if len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
+        ]
+        if not matching:
+            raise StrategyError(
+                f"the plan names {pattern!r}, and the model has no such module{suggestion(pattern, names)}"
+            )
+        # Of several that match, the last one counts.
+        styles |= dict.fromkeys(matching, style)
     for name, style in styles.items():
         if isinstance(style, str):
             _check_sizes(name, model.get_submodule(name), style, size)
@@ -73,7 +87,13 @@ def styles_of(model: nn.Module, spec: StrategySpec, size: int) -> dict[str, str 
             f"{rest[0]!r}: add it, as {SEQUENCE!r} if it is a norm"
         )
     styles |= {name: Whole() for name in rest}
-    _check_tied(model, styles)
+    for first, *others in _tied_parameters(model):
+        divided = _divided_dim(model, first, styles)
+        if other := next((each for each in others if _divided_dim(model, each, styles) != divided), None):
+            raise StrategyError(
+                f"the plan divides {first!r} and {other!r}, which are the same parameter (tied weights), in different "
+                f"ways: make an Embedding {ROWWISE!r} and a Linear {COLWISE_REP!r}, leave both out, or untie them"
+            )
     return styles
 
 
@@ -112,59 +132,33 @@ def divide_layers(
 
 
 def _plan_of(model: nn.Module, spec: StrategySpec, size: int) -> Mapping[str, str | ParallelStyle]:
+    """The spec's plan, the model's own, or its plan as a model of transformers."""
     if spec.plan:
         return spec.plan
-    plan: Any = getattr(model, "tensor_plan", None) or _plan_of_transformers(model, size)
+    kind, plan = type(model).__name__, getattr(model, "tensor_plan", None)
     if callable(plan):
         try:
             plan = plan(size)
         except ValueError as error:
-            raise StrategyError(f"{type(model).__name__}.tensor_plan({size}): {error}") from error
+            raise StrategyError(f"{kind}.tensor_plan({size}): {error}") from error
+    elif plan is None and isinstance(of_transformers := getattr(model, "tp_plan", None), Mapping):
+        for key in _HEADS:
+            heads = getattr(getattr(model, "config", None), key, None)
+            if isinstance(heads, int) and heads % size:
+                raise StrategyError(f"the {heads} {key} of {kind} cannot be divided among {size} processes (tp)")
+        plan = {pattern: _OF_TRANSFORMERS.get(str(each), str(each)) for pattern, each in of_transformers.items()}
     if not isinstance(plan, Mapping) or not plan:
         raise StrategyError(
-            f"{type(model).__name__} has no plan by which its layers are divided: give it a method tensor_plan(size), "
-            "or set 'strategy.plan', such as {blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}"
+            f"{kind} has no plan by which its layers are divided: give it a method tensor_plan(size), or set "
+            "'strategy.plan', such as {blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}"
         )
     for pattern, style in plan.items():
         if not isinstance(style, ParallelStyle) and style not in STYLES:
             raise StrategyError(
-                f"the plan of {type(model).__name__} has {style!r} for {pattern!r}: expected one of "
-                f"{', '.join(STYLES)}, or a torch.distributed.tensor.parallel.ParallelStyle"
+                f"the plan of {kind} has {style!r} for {pattern!r}: expected one of {', '.join(STYLES)}, or a "
+                "torch.distributed.tensor.parallel.ParallelStyle"
             )
     return plan
-
-
-def _plan_of_transformers(model: nn.Module, size: int) -> dict[str, str]:
-    """The plan of a model of transformers for ``size`` ranks. Raises StrategyError if its heads cannot be divided."""
-    plan: Any = getattr(model, "tp_plan", None)
-    if not isinstance(plan, Mapping):
-        return {}
-    for key in _HEADS:
-        heads = getattr(getattr(model, "config", None), key, None)
-        if isinstance(heads, int) and heads % size:
-            raise StrategyError(
-                f"the {heads} {key} of {type(model).__name__} cannot be divided among {size} processes (tp)"
-            )
-    return {pattern: _OF_TRANSFORMERS.get(str(style), str(style)) for pattern, style in plan.items()}
-
-
-def _expand(model: nn.Module, plan: Mapping[str, str | ParallelStyle]) -> dict[str, str | ParallelStyle]:
-    """The style of each module that a plan names; of several that match, the last one counts."""
-    names = {name: name.split(".") for name, _ in model.named_modules()}
-    styles: dict[str, str | ParallelStyle] = {}
-    for pattern, style in plan.items():
-        patterns = pattern.split(".")
-        matching = [
-            name
-            for name, parts in names.items()
-            if len(parts) == len(patterns) and all(map(fnmatchcase, parts, patterns))
-        ]
-        if not matching:
-            raise StrategyError(
-                f"the plan names {pattern!r}, and the model has no such module{suggestion(pattern, names)}"
-            )
-        styles |= dict.fromkeys(matching, style)
-    return styles
 
 
 def _tied_parameters(model: nn.Module) -> list[list[str]]:
@@ -173,18 +167,6 @@ def _tied_parameters(model: nn.Module) -> list[list[str]]:
     for name, parameter in model.named_parameters(remove_duplicate=False):
         names.setdefault(id(parameter), []).append(name)
     return [tied for tied in names.values() if len(tied) > 1]
-
-
-def _check_tied(model: nn.Module, styles: Mapping[str, str | ParallelStyle]) -> None:
-    """Raise StrategyError if the modules that share a parameter divide it in different ways."""
-    for first, *others in _tied_parameters(model):
-        for name in others:
-            if _divided_dim(model, first, styles) != _divided_dim(model, name, styles):
-                raise StrategyError(
-                    f"the plan divides {first!r} and {name!r}, which are the same parameter (tied weights), in "
-                    f"different ways: make an Embedding {ROWWISE!r} and a Linear {COLWISE_REP!r}, leave both out, or "
-                    "untie them"
-                )
 
 
 def _divided_dim(model: nn.Module, parameter: str, styles: Mapping[str, str | ParallelStyle]) -> object:

@@ -178,7 +178,7 @@ def test_nothing_is_requested_again_after_a_person_has_cancelled_the_second_job(
     requests.states["101"] = "TIMEOUT"
     requests.states["102"] = "CANCELLED"
     grows.ranks_started(1)
-    until(lambda: grows._state.is_refused, "the answer")
+    until(lambda: grows._is_refused, "the answer")
     pulse = read_admission(grows._attempt)[1]
     until(lambda: read_admission(grows._attempt)[1] > pulse + 3, "some looks")
     assert [nodes for _, nodes, _ in requests.made] == [2, 2]

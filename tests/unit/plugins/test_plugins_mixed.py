@@ -25,17 +25,20 @@ from slurmtrain.model.run.run import Attempt
 from slurmtrain.plugins.mixed import (
     Balancer,
     ComputeTime,
-    Pace,
     RecordedShares,
     SampleMemory,
+    recorded_shares,
+    samples_that_fit,
+)
+from slurmtrain.plugins.paces import (
+    LEAST_TIMES,
+    Pace,
     ShareAdvice,
     Speed,
     balance,
     fit_speed,
     judge,
     pace_of,
-    recorded_shares,
-    samples_that_fit,
     since_change,
     slowest_s,
 )

@@ -56,7 +56,7 @@ def save(run: RunDir, step: int) -> Path:
 
 
 def strike(observer: RunObserver, name: str = "preempt") -> None:
-    observer.struck(InjectedFault(fault=name, at=time.time(), attempt=KEY))
+    observer.injected = InjectedFault(fault=name, at=time.time(), attempt=KEY)
 
 
 def start_ranks(run: RunDir, resume_from: Path | None = None) -> None:

@@ -78,7 +78,7 @@ def compare_command(
     # A run alone cannot be compared with anything.
     question = Question(names=names, namesakes=len(names) == 1, where=where, over=over, for_programs=True)
     if performance:
-        from slurmtrain.ops.query.performance import compare_performance_of, row_json
+        from slurmtrain.ops.query.performance import compare_performance_of
 
         compared = compare_performance_of(workspace, observed.runs, question, baseline)
         for note in compared.notes:

@@ -107,10 +107,10 @@ def submit_command(
     Prints the ids of the runs and returns at once; the runs continue when the terminal closes. If something fails, the
     ids of the runs that exist all the same are printed.
     """
+    from slurmtrain.ops.shared.trackers import describe_next
     from slurmtrain.ops.submit import load_all, merge_specs, split_sources, submit_specs
     from slurmtrain.ops.submit.chained_runs import start_overrides
     from slurmtrain.ops.submit.notes import preview
-    from slurmtrain.ops.unmirrored import describe_next
 
     limits = {"parallel": parallel, "pack": pack}
     sweep = (*sweep, *(f"{key}={value}" for key, value in limits.items() if value is not None))

@@ -51,7 +51,7 @@ def status_command(
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
-    from slurmtrain.ops.unmirrored import describe_unmirrored
+    from slurmtrain.ops.shared.trackers import describe_unmirrored
 
     # Other programs want all runs, people the runs that matter now.
     for_programs = as_csv or as_json
@@ -185,7 +185,7 @@ def show_command(workspace: Workspace, run: str, each_node: bool, as_json: bool)
     if as_json:
         output.print_json({"schema": 1, "run": facts})
     else:
-        from slurmtrain.ops.unmirrored import describe_refused, describe_unmirrored
+        from slurmtrain.ops.shared.trackers import describe_refused, describe_unmirrored
 
         print_run(facts, each_node=each_node)
         for line in (*describe_unmirrored(workspace, [facts]), *describe_refused(facts)):

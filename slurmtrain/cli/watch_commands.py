@@ -39,7 +39,7 @@ def watch_command(workspace: Workspace, every: float, once: bool, as_json: bool)
     runs, it says which and exits with 0.
     """
     from slurmtrain.ops.shared.interrupt import StopSignal
-    from slurmtrain.ops.watch import watch, watch_once
+    from slurmtrain.ops.watch import watch
 
     problems: list[str] = []
 
@@ -57,7 +57,7 @@ def watch_command(workspace: Workspace, every: float, once: bool, as_json: bool)
             output.echo(f"{at} {'problem: ' if event.kind == 'problem' else ''}{message}")
 
     if once:
-        _print_holder(workspace, watch_once(workspace.config, every, report))
+        _print_holder(workspace, watch(workspace.config, every, report))
         return 1 if problems else 0
     with StopSignal() as stop:
         _print_holder(workspace, watch(workspace.config, every, report, stop))
@@ -128,7 +128,7 @@ def cancel_command(
     from slurmtrain.ops.cancel import cancel, find_runs
     from slurmtrain.ops.shared.find import namesakes
     from slurmtrain.ops.shared.observe import observe
-    from slurmtrain.ops.shared.start_order import describe_blocked, open_dependents
+    from slurmtrain.ops.shared.relatives import describe_blocked, open_dependents
 
     if names and all_runs:
         raise UserError("give either runs or --all, which cancels all of them")

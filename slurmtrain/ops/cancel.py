@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import signal
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
 
@@ -20,8 +20,8 @@ from slurmtrain.model.run.layout import RunDir, is_run_id
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.find import choose_all, of_sweep, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive, processes_of
-from slurmtrain.ops.shared.next_attempts import is_needed_by_others, leave
 from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.shared_jobs import is_needed_by_others, leave
 from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.start_order import dependents, end_blocked
 from slurmtrain.ops.shared.workspace import Workspace
@@ -104,7 +104,7 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
     for run in runs.values():
         # A rank that ignores signals may outlive its attempt, and its children may outlive a killed agent.
         if run.ended:
-            _kill_processes(run)
+            _kill(_processes(run))
         elif why := _request(workspace, run.id):
             unrecorded[run.id] = why
     ended = unreadable | end_unrecorded(
@@ -134,6 +134,7 @@ def finish_cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool =
 
 
 def _end(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[str, Run]:
+    """Ask runs to end, wait for that, and kill the ones that have not ended in time."""
     runs = _load_runs(workspace, run_ids)
     under_way = [run for run in runs.values() if not run.ended]
     for run in under_way:
@@ -155,27 +156,22 @@ def _end(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[s
         with locked(workspace.root.run(run.id).lock, wait=False) as lock:
             if lock is not None:
                 jobs.append(run.id)
-    return {**runs, **_wait_for_ends(workspace, jobs, force=force)} if jobs else runs
-
-
-def _wait_for_ends(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[str, Run]:
-    """Wait for runs that were asked to end, and kill the ones that have not ended in time."""
-    runs = _wait(workspace, run_ids, until=time.monotonic() + (0.0 if force else PATIENCE_S))
-    while any(alive(run) for run in _local(runs.values())):
-        for run in _local(runs.values()):
-            _kill_processes(run)
-        # Again: a rank may have started another process after its descendants were listed and before it ended.
-        runs = _wait(workspace, run_ids, until=time.monotonic() + 1.0)
-    if all(run.ended or run.executor == "local" for run in runs.values()):
+    if not jobs:
         return runs
+    waited = _wait(workspace, jobs, until=time.monotonic() + (0.0 if force else PATIENCE_S))
+    while any(alive(run) for run in _local(waited.values())):
+        _kill(process for run in _local(waited.values()) for process in _processes(run))
+        # Again: a rank may have started another process after its descendants were listed and before it ended.
+        waited = _wait(workspace, jobs, until=time.monotonic() + 1.0)
     # Only Slurm knows the end of a job without agents.
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while True:
-        runs = _load_runs(workspace, run_ids, ask_slurm=True)
-        if time.monotonic() >= deadline or all(run.ended for run in runs.values()):
-            return runs
+    while any(not run.ended and run.executor != "local" for run in waited.values()):
+        waited = _load_runs(workspace, jobs, ask_slurm=True)
+        if time.monotonic() >= deadline or all(run.ended for run in waited.values()):
+            break
         time.sleep(_KILL_POLL_S)
         workspace.scheduler.forget()
+    return {**runs, **waited}
 
 
 def _load_runs(workspace: Workspace, run_ids: Collection[str], *, ask_slurm: bool = False) -> dict[str, Run]:
@@ -246,8 +242,8 @@ def _processes(run: Run) -> list[Process]:
     return [Process.from_dict(process) for process in run.newest.processes] if run.newest else []
 
 
-def _kill_processes(run: Run) -> None:
-    for process in _processes(run):
+def _kill(processes: Iterable[Process]) -> None:
+    for process in processes:
         # The descendants are listed before anything is killed: orphans could no longer be traced to the run.
         for each in [process, *descendants(process)]:
             each.send(signal.SIGKILL)
@@ -380,8 +376,5 @@ def _end_processes(directory: RunDir, run: Run | None, *, force: bool) -> bool:
         deadline = time.monotonic() + PATIENCE_S
         while any(process.alive() for process in processes) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-    for process in processes:
-        # Its descendants are listed before it is killed: orphans could no longer be traced to the run.
-        for each in [process, *descendants(process)]:
-            each.send(signal.SIGKILL)
+    _kill(processes)
     return bool(kill_leftovers(directory)) or bool(processes)

@@ -18,7 +18,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import PathError, RunUnreadable, SlurmtrainError
+from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.run.layout import (
     ATTEMPTS,
     RunDir,
@@ -31,10 +31,10 @@ from slurmtrain.model.run.layout import (
     run_ids_among,
 )
 from slurmtrain.ops.prune import has_no_writer
-from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.tree_removal import Removal, remove_entries, unlink_logs
+from slurmtrain.ops.tree_removal import Removal, remove_tree, unlink_logs
 from slurmtrain.runtime.code.code_copy import can_be_made_again
 from slurmtrain.system.files import describe_os_error, read_json
 from slurmtrain.system.locks import locked
@@ -78,7 +78,7 @@ class Part:
 
     def remove(self, *, dry: bool = False) -> Removal:
         """Remove it. ``dry``: say only what that would free."""
-        return remove_entries(self.folder, self.names, self.keep, dry=dry)
+        return remove_tree(self.folder, self.keep, self.names, dry=dry)
 
 
 @dataclass(slots=True)
@@ -165,8 +165,17 @@ def _removable_parts(workspace: Workspace, kinds: Collection[str], oldest: float
         for run_id, listed in observed.runs.fetch(settled).items()
         if not listed.unreadable and (listed.row["ended_at"] or time.time()) <= oldest
     }
-    for run_id in over:
-        yield from _parts_of_run(root.run(run_id), kinds)
+    for directory in map(root.run, over):
+        folders = (ATTEMPTS, _SUBMISSIONS)
+        if "logs" in kinds:
+            yield Part("logs", directory.path, folders, lambda path: not is_log(path), directory)
+        if "jobs" in kinds:
+            yield Part("jobs", directory.path, folders[1:], lambda path: not is_of_submitit(path), directory)
+        if "copies" in kinds and can_be_made_again(directory):
+            # The copy counts as complete as long as its state is there: that goes first.
+            yield Part("copies", directory.path, (directory.code_state.name, directory.code.name), run=directory)
+        if "aside" in kinds and (names := list(filter(put_aside, _entries_of(directory.path)))):
+            yield Part("aside", directory.path, names, run=directory)
     yield from _parts_without_run(root, kinds, over, aged)
     if "code" in kinds:
         yield from _unnamed_snapshots(workspace, aged, cleanable)
@@ -211,19 +220,6 @@ def _parts_without_run(root: RunsRoot, kinds: Collection[str], over: Collection[
                 record = read_json(root.keys / name) or {}
                 if all(map(is_gone, map(str, record.get("runs") or ()))):
                     yield Part("keys", root.keys, [name])
-
-
-def _parts_of_run(directory: RunDir, kinds: Collection[str]) -> Iterator[Part]:
-    both = (ATTEMPTS, _SUBMISSIONS)
-    if "logs" in kinds:
-        yield Part("logs", directory.path, both, lambda path: not is_log(path), directory)
-    if "jobs" in kinds:
-        yield Part("jobs", directory.path, (_SUBMISSIONS,), lambda path: not is_of_submitit(path), directory)
-    if "copies" in kinds and can_be_made_again(directory):
-        # The copy counts as complete as long as its state is there: that goes first.
-        yield Part("copies", directory.path, (directory.code_state.name, directory.code.name), run=directory)
-    if "aside" in kinds and (names := list(filter(put_aside, _entries_of(directory.path)))):
-        yield Part("aside", directory.path, names, run=directory)
 
 
 def _is_left_lock(root: RunsRoot, name: str) -> bool:
@@ -272,16 +268,15 @@ def _still_removable(workspace: Workspace, part: Part, oldest: float) -> Iterato
     """
     if part.run is not None:
         with locked(part.run.lock, wait=False) as lock:
-            yield part if lock is not None and _is_over(workspace, part.run) else None
-    elif part.kind == "keys":
+            run = None if lock is None else observe_run(workspace, part.run.id, ask_slurm=False)
+            yield part if run is not None and run.ended and has_no_writer(run) else None
+    elif part.kind == "keys" or part.folder == workspace.root.searches:
+        # Of a search, the lock itself goes: whoever has opened it and gets it afterwards finds no search.
         [name] = part.names
         with locked((part.folder / name).with_suffix(".lock"), wait=False) as lock:
-            yield part if lock is not None and name in _old(part.folder, min(oldest, _a_day_ago())) else None
-    elif part.folder == workspace.root.searches:
-        # Whoever has opened the lock and gets it afterwards finds no search, and does nothing.
-        [name] = part.names
-        with locked(part.folder / name, wait=False) as lock:
-            yield part if lock is not None and _is_left_lock(workspace.root, name) else None
+            is_old = part.kind != "keys" or name in _old(part.folder, min(oldest, _a_day_ago()))
+            is_unused = part.kind == "keys" or _is_left_lock(workspace.root, name)
+            yield part if lock is not None and is_old and is_unused else None
     elif part.kind == "code":
         with locked(workspace.root.snapshots_lock):
             named = _named_snapshots(workspace)
@@ -293,15 +288,6 @@ def _still_removable(workspace: Workspace, part: Part, oldest: float) -> Iterato
         yield replace(part, names=[f".old-{name}" for name in unused]) if unused else None
     else:
         yield part
-
-
-def _is_over(workspace: Workspace, directory: RunDir) -> bool:
-    """Whether a run is still over. Raises RunUnreadable."""
-    observe(workspace, [directory.id], ask_slurm=False)
-    run = workspace.store.load(directory.id)
-    if run is None or run.unreadable:
-        raise RunUnreadable(f"run {directory.id} cannot be read")
-    return run.ended and has_no_writer(run)
 
 
 def _old(folder: Path, oldest: float, chosen: Callable[[str], object] = bool) -> Iterator[str]:

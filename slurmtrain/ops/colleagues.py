@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import RunUnreadable, UntrustedPath
-from slurmtrain.model.run.layout import RunDir, RunsRoot, is_run_id
+from slurmtrain.model.run.layout import RunsRoot, is_run_id
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.rows import RUNS, Listed, run_row
@@ -54,7 +54,17 @@ def runs_of_colleagues(workspace: Workspace) -> tuple[list[dict[str, Any]], list
     notes: list[str] = []
     for colleague in _colleagues(workspace, notes):
         theirs = Workspace(replace(workspace.config, runs=colleague.root.path))
-        for run in _run_directories(colleague, notes):
+        try:
+            handle = open_directory(colleague.root.path, check=colleague.check)
+            try:
+                names = os.listdir(handle)
+            finally:
+                os.close(handle)
+        except (UntrustedPath, OSError) as error:
+            why = describe_os_error(error) if isinstance(error, OSError) else str(error)
+            notes.append(f"the runs of {colleague.name} cannot be read: {why}")
+            continue
+        for run in map(colleague.root.run, filter(is_run_id, sorted(names))):
             try:
                 read = read_run_of(run, colleague.check, _MOST_JOURNAL_BYTES)
                 row = run_row(read, settled=False, scanned=(), revision=0)
@@ -85,17 +95,3 @@ def _colleagues(workspace: Workspace, notes: list[str]) -> Iterator[Colleague]:
             yield Colleague(entry.name, uid, RunsRoot(Path(entry.path)))
         else:
             notes.append(f"{entry.path} is not shown: it belongs to {user_name(uid)}, and is named after somebody else")
-
-
-def _run_directories(colleague: Colleague, notes: list[str]) -> list[RunDir]:
-    try:
-        handle = open_directory(colleague.root.path, check=colleague.check)
-        try:
-            names = os.listdir(handle)
-        finally:
-            os.close(handle)
-    except (UntrustedPath, OSError) as error:
-        why = describe_os_error(error) if isinstance(error, OSError) else str(error)
-        notes.append(f"the runs of {colleague.name} cannot be read: {why}")
-        return []
-    return [colleague.root.run(name) for name in sorted(names) if is_run_id(name)]

@@ -32,11 +32,11 @@ from slurmtrain.model.run.events.command_events import DeletionRequested, FilesD
 from slurmtrain.model.run.layout import RunDir, outlives_deletion
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.find import choose_all, refuse_others
-from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.observe import Observed, observe, observe_run
 from slurmtrain.ops.shared.run_details import find_forks
 from slurmtrain.ops.shared.trackers import Target, targets_of
 from slurmtrain.ops.shared.workspace import Workspace, person
-from slurmtrain.ops.tree_removal import Removal, remove_entries, remove_tree, unlink_logs
+from slurmtrain.ops.tree_removal import Removal, remove_tree, unlink_logs
 from slurmtrain.registry.rows import Listed
 from slurmtrain.runtime.code.code_copy import results_in_copy
 from slurmtrain.runtime.environment.node import read_plan
@@ -150,7 +150,7 @@ def _check_over(workspace: Workspace, run_id: str, listed: Listed, *, forget: bo
             "nothing was deleted"
         )
     else:
-        run = _read_now(workspace, run_id)
+        run = observe_run(workspace, run_id, ask_slurm=False)
         if run.newest is not None and (run.executor == "local" or not run.newest.settled):
             _check_nothing_runs(workspace, run_id, run)
 
@@ -208,7 +208,7 @@ def _delete_files(workspace: Workspace, run_id: str, frees: int) -> Removal:
     """Delete the files of a run. ``frees``: how many bytes that frees, as far as is known."""
     directory = workspace.root.run(run_id)
     with _locked_now(directory):
-        run = _read_now(workspace, run_id)
+        run = observe_run(workspace, run_id, ask_slurm=False)
         if not run.ended:
             raise RunBusy(f"it is {run.state} meanwhile")
         events: list[Payload] = [] if run.deleted_at is not None else [DeletionRequested(bytes=frees, by=person())]
@@ -236,9 +236,8 @@ def _delete_files(workspace: Workspace, run_id: str, frees: int) -> Removal:
 
 def _remove_of_trackers(workspace: Workspace, directory: RunDir) -> Removal:
     """Remove what trackers have written of a run. Raises LockHeld if something is being sent to them for long."""
-    if not (targets := file_targets(workspace, directory)):
-        return Removal()
-    with locked(workspace.root.tracking_lock):
+    targets = file_targets(workspace, directory)
+    with locked(workspace.root.tracking_lock) if targets else contextlib.nullcontext():
         return remove_tracker_files(workspace, directory.id, targets)
 
 
@@ -304,15 +303,6 @@ def _locked_now(directory: RunDir) -> Iterator[None]:
         yield
 
 
-def _read_now(workspace: Workspace, run_id: str) -> Run:
-    """A run as its journals have it. Raises RunUnreadable."""
-    observe(workspace, [run_id], ask_slurm=False)
-    run = workspace.store.load(run_id)
-    if run is None or run.unreadable:
-        raise RunUnreadable(f"run {run_id} cannot be read")
-    return run
-
-
 # --- what trackers have written of a run on this machine, wherever its plans had them write ---------------------------
 
 
@@ -345,7 +335,7 @@ def remove_tracker_files(workspace: Workspace, run_id: str, targets: list[Target
         files = files_of_tracker(target.name, target.settings, workspace.root, run_id)
         if not files.names:
             continue
-        removed = remove_entries(files.directory, files.names, files.is_foreign, dry=dry)
+        removed = remove_tree(files.directory, files.is_foreign, files.names, dry=dry)
         removed.trackers[target.name] = [str(files.directory / name) for name in files.names]
         removal.add(removed)
     return removal

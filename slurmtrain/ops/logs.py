@@ -13,8 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from slurmtrain.errors import PathError, RunNotFound
-from slurmtrain.model.run.layout import AttemptDir
-from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.observe import observe_run
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.owned_files import open_readable
@@ -238,6 +237,7 @@ def log_paths(workspace: Workspace, run_id: str, choice: Choice) -> list[Path]:
 
 
 def _tails(workspace: Workspace, run: Run, choice: Choice, *, follow: bool, started: bool) -> Iterator[_Tail]:
+    """The logs of ranks, or of the commands that start them."""
     # Once following has started with the newest attempt, all later ones are included.
     attempts = run.attempts if follow and started else run.attempts[-1:]
     if choice.attempt is not None:
@@ -248,26 +248,17 @@ def _tails(workspace: Workspace, run: Run, choice: Choice, *, follow: bool, star
         attempts = [each for each in run.attempts if each.ended_at is None or each.ended_at >= choice.since]
     for each in attempts:
         directory = workspace.root.run(run.id).attempt(each.job_id, each.restart)
-        for path, origin in _logs_of(directory, each, choice.rank):
-            yield _Tail(path, each.number, origin)
-
-
-def _logs_of(directory: AttemptDir, attempt: Attempt, rank: int | None) -> Iterator[tuple[Path, str]]:
-    """The logs of the ranks, or of the commands that start them, and, if nothing was started, the agents' logs.
-
-    ``rank``: only that rank's.
-    """
-    named = [(path, match) for path in directory.logs.glob("*.log") if (match := _LOG.fullmatch(path.name))]
-    # The kind of what has written a log, and its number: a rank's, or the node's.
-    logs = [(path, " ".join(filter(None, match.group(1, 2))), int(match[3])) for path, match in named]
-    logs.sort(key=lambda log: (_WRITERS.index(log[1].split()[0]), *log[1:]))
-    for path, writer, number in logs:
-        if rank is None or (writer, number) == ("rank", rank):
-            yield path, f"{writer} {number}"
-    # While the attempt starts, the output of the agents is of no interest yet.
-    if rank is None and attempt.ended and not any(writer in ("node", "rank") for _, writer, _ in logs):
-        submission = directory.run.submission(attempt.submission)
-        yield submission.controller_log, "job"
-        for path in sorted(submission.submitit.glob("*_log.out")):
-            # submitit names it JOB_TASK_log.out.
-            yield path, f"agent {path.stem.split('_')[-2]}"
+        named = [(path, match) for path in directory.logs.glob("*.log") if (match := _LOG.fullmatch(path.name))]
+        # The kind of what has written a log, and its number: a rank's, or the node's.
+        logs = [(path, " ".join(filter(None, match.group(1, 2))), int(match[3])) for path, match in named]
+        logs.sort(key=lambda log: (_WRITERS.index(log[1].split()[0]), *log[1:]))
+        for path, writer, number in logs:
+            if choice.rank is None or (writer, number) == ("rank", choice.rank):
+                yield _Tail(path, each.number, f"{writer} {number}")
+        # If nothing was started, the agents' logs; while the attempt starts, they are of no interest yet.
+        if choice.rank is None and each.ended and not any(writer in ("node", "rank") for _, writer, _ in logs):
+            submission = directory.run.submission(each.submission)
+            yield _Tail(submission.controller_log, each.number, "job")
+            for path in sorted(submission.submitit.glob("*_log.out")):
+                # submitit names it JOB_TASK_log.out.
+                yield _Tail(path, each.number, f"agent {path.stem.split('_')[-2]}")

@@ -43,13 +43,15 @@ from slurmtrain.ops.shared.next_attempts import (
     SweepLimit,
     after_oom_overrides,
     cancels,
+    check_executor,
     current_plan,
-    group_attempts,
+    hold,
     last_fresh_start,
     next_attempt,
 )
 from slurmtrain.ops.shared.observe import observe, observe_run
-from slurmtrain.ops.shared.start import check_executor, start
+from slurmtrain.ops.shared.shared_jobs import group_attempts
+from slurmtrain.ops.shared.start import start
 from slurmtrain.ops.shared.start_order import claim_name, dependents, observe_upstreams, upstream_problem
 from slurmtrain.ops.shared.trackers import check_trackers
 from slurmtrain.ops.shared.workspace import Workspace
@@ -107,20 +109,9 @@ def resume(
         held = HeldRun(directory, lock, cancels(directory))
         run = observe_run(workspace, run_id, ask_slurm=True)
         observe_upstreams(workspace, directory)
-        if not run.idle and run.attempts:
-            raise RunBusy(f"run {run.id} is {run.state}; wait for it, or end it with 'slurmtrain cancel {run.id}'")
-        if run.deleted_at is not None:
-            raise RunBusy(f"the files of run {run.id} were deleted; 'slurmtrain submit' starts a new run")
-        if run.state == "completed" and not overrides and not from_start and step is None:
-            raise RunBusy(
-                f"run {run.id} has completed; to train it further, give it more to do, for example "
-                f"'slurmtrain resume {run.id} params.steps=...'"
-            )
-        if step is not None:
-            _check_step(workspace, directory, run, step)
-        attempt = replace(
-            _next_attempt(workspace, held, run, overrides, time.monotonic() + _EXIT_S), from_start=from_start
-        )
+        _check_over(workspace, run, step, changes=bool(overrides) or from_start)
+        attempt = _next_attempt(workspace, held, run, overrides, time.monotonic() + _EXIT_S)
+        attempt = replace(attempt, from_start=from_start)
         _check_next(workspace, run, attempt, locks)
         notes: list[str] = []
         if code_of_now:
@@ -131,6 +122,40 @@ def resume(
             _put_aside(workspace, directory, run, step)
         notes += start(workspace, [attempt], command="resume")
     return run_id, [*notes, *_dependents_to_resume(workspace, [run_id])]
+
+
+def _check_over(workspace: Workspace, run: Run, step: int | None, *, changes: bool) -> None:
+    """Check that a run can go on: from a ``step``, if there is one; ``changes``: the user asks for something else.
+
+    Raises RunBusy; NoCheckpoint if there is no checkpoint of the step, or a damaged one; NotAvailable.
+    """
+    if not run.idle and run.attempts:
+        raise RunBusy(f"run {run.id} is {run.state}; wait for it, or end it with 'slurmtrain cancel {run.id}'")
+    if run.deleted_at is not None:
+        raise RunBusy(f"the files of run {run.id} were deleted; 'slurmtrain submit' starts a new run")
+    if run.state == "completed" and not changes and step is None:
+        raise RunBusy(
+            f"run {run.id} has completed; to train it further, give it more to do, for example "
+            f"'slurmtrain resume {run.id} params.steps=...'"
+        )
+    if step is None:
+        return
+    from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, refuse_external
+    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest, relative_path, verify_files
+
+    again = f"move those after step {step} away, then 'slurmtrain resume {run.id}'"
+    refuse_external(workspace.root.run(run.id), run, again)
+    [chosen] = choose_checkpoints(workspace, run, step, to="continue from")
+    bad = {each.path for each in run.on_disk if not each.complete}
+    problem = "'slurmtrain verify' found it damaged" if relative_path(chosen) in bad else ""
+    try:
+        # Only sizes: ranks compare the hashes.
+        manifest = read_manifest(chosen)
+        verify_files(chosen, manifest, manifest.files, hashes=False)
+    except CheckpointError as error:
+        problem = problem or str(error)
+    if problem:
+        raise NoCheckpoint(f"run {run.id} cannot go on from step {step}: {problem}")
 
 
 def _next_attempt(
@@ -175,8 +200,17 @@ def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: cont
         check_checkpoint(directory, run, plan)
     check_executor(workspace, run.executor, [plan])
     check_trackers([plan])
-    if attempt.from_start:
-        _refuse_own_checkpoints(directory, run, plan)
+    if not attempt.from_start or plan.spec.checkpoint.format != OWN:
+        return
+    from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints
+
+    # Checkpoints in the run's own directory are put aside.
+    found = (each.path for each in find_checkpoints(Search.from_plan(plan, directory)))
+    if outside := next((path for path in found if not path.is_relative_to(directory.checkpoints)), None):
+        raise UserError(
+            f"the script of run {run.id} finds its checkpoints itself ('checkpoint.format: own') and would continue "
+            f"from {outside}; move what matches {plan.spec.checkpoint.glob!r} away, then start over"
+        )
 
 
 def _dependents_to_resume(workspace: Workspace, run_ids: Collection[str]) -> list[str]:
@@ -211,44 +245,6 @@ def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
     sweep(directory.checkpoints, attempt="")
     if newest_published(directory.checkpoints) is None and start_point(directory) is None:
         raise NoCheckpoint(f"run {run.id} has no checkpoint to continue from; {again}")
-
-
-def _refuse_own_checkpoints(directory: RunDir, run: Run, plan: Plan) -> None:
-    """Refuse to start over a script that would find its earlier checkpoints. Raises UserError."""
-    if plan.spec.checkpoint.format != OWN:
-        return
-    from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints
-
-    # Checkpoints in the run's own directory are put aside.
-    outside = [
-        each.path
-        for each in find_checkpoints(Search.from_plan(plan, directory))
-        if not each.path.is_relative_to(directory.checkpoints)
-    ]
-    if outside:
-        raise UserError(
-            f"the script of run {run.id} finds its checkpoints itself ('checkpoint.format: own') and would continue "
-            f"from {outside[0]}; move what matches {plan.spec.checkpoint.glob!r} away, then start over"
-        )
-
-
-def _check_step(workspace: Workspace, directory: RunDir, run: Run, step: int) -> None:
-    """Raise NoCheckpoint if there is no checkpoint of a ``step`` to go on from, or a damaged one; NotAvailable."""
-    from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, refuse_external
-    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest, relative_path, verify_files
-
-    refuse_external(directory, run, f"move those after step {step} away, then 'slurmtrain resume {run.id}'")
-    [chosen] = choose_checkpoints(workspace, run, step, to="continue from")
-    bad = {each.path for each in run.on_disk if not each.complete}
-    problem = "'slurmtrain verify' found it damaged" if relative_path(chosen) in bad else ""
-    try:
-        # Only sizes: ranks compare the hashes.
-        manifest = read_manifest(chosen)
-        verify_files(chosen, manifest, manifest.files, hashes=False)
-    except CheckpointError as error:
-        problem = problem or str(error)
-    if problem:
-        raise NoCheckpoint(f"run {run.id} cannot go on from step {step}: {problem}")
 
 
 def _put_aside(workspace: Workspace, directory: RunDir, run: Run, step: int | None) -> None:
@@ -376,11 +372,10 @@ class _Restarts:
         held: list[HeldRun] = []
         for run_id in run_ids:
             directory = workspace.root.run(run_id)
-            lock = locks.enter_context(locked(directory.lock, wait=False)) if directory.path.exists() else None
-            if lock is None:
-                self.notes.append(f"run {run_id}: another command is at work on it; left as it is")
+            if directory.path.exists() and (own := hold(directory, locks)) is not None:
+                held.append(own)
             else:
-                held.append(HeldRun(directory, lock, cancels(directory)))
+                self.notes.append(f"run {run_id}: another command is at work on it; left as it is")
         # Again, now that nothing else starts them.
         observe(workspace, [each.id for each in held], ask_slurm=False)
         runs = workspace.store.load_all([each.id for each in held])

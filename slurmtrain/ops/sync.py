@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -26,14 +26,14 @@ from slurmtrain.ops.shared.next_attempts import (
     NewAttempt,
     SweepLimit,
     after_oom_overrides,
-    cancels,
+    check_executor,
     current_plan,
-    group_attempts,
-    is_needed_by_others,
+    hold,
     next_attempt,
 )
 from slurmtrain.ops.shared.observe import Observed, is_file_check_due, observe
-from slurmtrain.ops.shared.start import check_executor, start
+from slurmtrain.ops.shared.shared_jobs import group_attempts, is_needed_by_others
+from slurmtrain.ops.shared.start import start
 from slurmtrain.ops.shared.start_order import BEGIN_TIME, end_blocked, move_late
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.process_limits import make_room
@@ -239,8 +239,20 @@ class _Sync:
             # The run of each local sweep that was started last.
             last: dict[str, str] = {}
             for run_id in created:
-                attempt = self._first_attempt(run_id, last, locks)
-                if attempt is None:
+                held = hold(self._workspace.root.run(run_id), locks)
+                if held is None:
+                    continue
+                # Under the lock: another command may just have started it.
+                observe(self._workspace, [run_id])
+                run = self._load(run_id)
+                if run is None or run.state != "created":
+                    continue
+                try:
+                    plan = current_plan(held.directory, run)
+                    check_executor(self._workspace, run.executor, [plan])
+                    attempt = next_attempt(self._workspace, held, run, _replan(plan), last.get(run.sweep or ""))
+                except (SlurmtrainError, OSError) as error:
+                    self.synced.problems.append(f"run {run_id} cannot be started: {error}")
                     continue
                 if attempt.executor == "slurm":
                     attempts.append(attempt)
@@ -250,32 +262,6 @@ class _Sync:
                     last[attempt.turn.sweep] = run_id
             for group, limit in group_attempts(self._workspace, attempts):
                 self._start_first(group, limit)
-
-    def _first_attempt(self, run_id: str, last: Mapping[str, str], locks: contextlib.ExitStack) -> NewAttempt | None:
-        """The first attempt of a run that has none, with the run's lock; None if another command has that.
-
-        Args:
-            run_id: the run.
-            last: the run of each local sweep that was started last, by the sweep's id.
-            locks: receives the lock.
-        """
-        directory = self._workspace.root.run(run_id)
-        lock = locks.enter_context(locked(directory.lock, wait=False))
-        if lock is None:
-            return None
-        held = HeldRun(directory, lock, cancels(directory))
-        # Under the lock: another command may just have started it.
-        observe(self._workspace, [run_id])
-        run = self._load(run_id)
-        if run is None or run.state != "created":
-            return None
-        try:
-            plan = current_plan(directory, run)
-            check_executor(self._workspace, run.executor, [plan])
-            return next_attempt(self._workspace, held, run, _replan(plan), last.get(run.sweep or ""))
-        except (SlurmtrainError, OSError) as error:
-            self.synced.problems.append(f"run {run_id} cannot be started: {error}")
-            return None
 
     def _start_first(self, group: Sequence[NewAttempt], limit: SweepLimit) -> None:
         """Start first attempts that share a submission; ``limit``: how many may run at once, and share a job."""
@@ -318,11 +304,11 @@ class _Sync:
     def _start_again(self, run_id: str, held: str) -> bool:
         """Restart or release one run if due; returns whether anything was done. Raises a SlurmtrainError on failure."""
         workspace, directory = self._workspace, self._workspace.root.run(run_id)
-        with locked(directory.lock, wait=False) as lock:
+        with contextlib.ExitStack() as locks:
+            held_run = hold(directory, locks)
             # 'wait' syncs up to five times a second: what has failed is retried only as often as Slurm is asked.
-            if lock is None or not workspace.scheduler.should_retry(run_id):
+            if held_run is None or not workspace.scheduler.should_retry(run_id):
                 return False
-            held_run = HeldRun(directory, lock, cancels(directory))
             # Under the lock, runs are read again: another command may just have started this one.
             observe(workspace, [run_id], ask_slurm=False)
             run = self._load(run_id)

@@ -10,14 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.owned_files import Check, check_owner, open_directory, read_readable
+from slurmtrain.system.owned_files import check_owner, open_directory, read_readable
 
 _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 # The unit of st_blocks (stat(2)).
@@ -47,40 +47,35 @@ class Removal:
             self.trackers.setdefault(tracker, []).extend(paths)
 
 
-def remove_tree(directory: Path, keep: Callable[[str], bool], *, dry: bool = False) -> Removal:
+def remove_tree(
+    directory: Path, keep: Callable[[str], bool], names: Iterable[str] | None = None, *, dry: bool = False
+) -> Removal:
     """Remove what is in a directory, and directories that are empty then.
 
     Args:
         directory: the directory, which itself stays.
         keep: whether a file stays, by its path relative to ``directory``.
+        names: only these entries, of a directory that may be somebody else's: people put files next to each other's.
         dry: remove nothing.
 
     Returns:
         What was removed; problems are listed there.
     """
     tree = _Tree(directory, keep, dry=dry)
-    with _opened(tree, directory, check_owner) as handle:
-        if handle is not None:
+    try:
+        handle = open_directory(directory, check=check_owner if names is None else lambda *_: None)
+    except FileNotFoundError:
+        return tree.removal
+    except (OSError, PathError) as error:
+        tree.note(directory, error)
+        return tree.removal
+    try:
+        if names is None:
             tree.empty(handle, "")
-    return tree.removal
-
-
-def remove_entries(directory: Path, names: Iterable[str], keep: Callable[[str], bool], *, dry: bool = False) -> Removal:
-    """Remove some entries of a directory, which may be somebody else's: people put files next to each other's.
-
-    Args:
-        directory: the directory.
-        names: the entries: files, and directories, which are removed with what is in them.
-        keep: whether a file stays, by its path relative to ``directory``.
-        dry: remove nothing.
-
-    Returns:
-        What was removed; problems are listed there.
-    """
-    tree = _Tree(directory, keep, dry=dry)
-    with _opened(tree, directory, lambda *_: None) as handle:
-        if handle is not None:
+        else:
             tree.remove(handle, names, "")
+    finally:
+        os.close(handle)
     return tree.removal
 
 
@@ -92,24 +87,6 @@ def unlink_logs(run: RunDir) -> None:
             # The runs root may have been renamed meanwhile.
             if path.is_symlink() and run.id in path.readlink().parts:
                 path.unlink()
-
-
-@contextlib.contextmanager
-def _opened(tree: _Tree, directory: Path, check: Check) -> Iterator[int | None]:
-    """The descriptor of a directory; None if there is none, or it cannot be opened, which is noted in the tree."""
-    try:
-        handle = open_directory(directory, check=check)
-    except FileNotFoundError:
-        yield None
-        return
-    except (OSError, PathError) as error:
-        tree.note(directory, error)
-        yield None
-        return
-    try:
-        yield handle
-    finally:
-        os.close(handle)
 
 
 class _Tree:

@@ -65,7 +65,7 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
     """
     from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
 
-    chosen = _runs_to_show(workspace, observed, name)
+    chosen = runs_to_show(workspace, observed, name)
     sent = {run_id: of_run["mlflow"] for run_id, of_run in workspace.store.sent().items() if "mlflow" in of_run}
     listed = workspace.store.listed(chosen)
     ids = {run_id: listed[run_id].row["mlflow_run_id"] for run_id in chosen if run_id in sent}
@@ -83,8 +83,11 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
     return Page(store, runs_page(experiment, [ids[run] for run in chosen if ids.get(run) and sent[run].uri == store]))
 
 
-def _runs_to_show(workspace: Workspace, observed: Observed, name: str | None) -> Sequence[str]:
-    """The runs that a name refers to, oldest first: unlike elsewhere, to all runs of that name. Raises RunNotFound."""
+def runs_to_show(workspace: Workspace, observed: Observed, name: str | None) -> Sequence[str]:
+    """The runs of the ``workspace``, as ``observed``, that a ``name`` refers to, oldest first; None: all.
+
+    Unlike elsewhere, it means all runs of that name. Raises RunNotFound.
+    """
     index = observed.runs.index
     if not index:
         raise RunNotFound(f"there are no runs in {workspace.root.path}; 'slurmtrain submit' starts one")
@@ -142,9 +145,7 @@ def keep_mirroring(workspace: Workspace, server: RunningServer, warn: Callable[[
         except OSError as error:
             problems = [f"{error.filename or workspace.root.path}: {describe_os_error(error)}"]
         finally:
-            # Only if it was opened: to ask for it would open it.
-            if "store" in vars(again):
-                again.store.close()
+            again.close()
         for problem in problems:
             if problem not in reported:
                 reported.add(problem)

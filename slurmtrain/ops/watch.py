@@ -12,7 +12,7 @@ import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,7 +22,7 @@ from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.ops.shared.interrupt import StopSignal
-from slurmtrain.ops.shared.start_order import open_upstreams
+from slurmtrain.ops.shared.relatives import open_upstreams
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
 from slurmtrain.registry.rows import Listed
@@ -61,27 +61,21 @@ class WatchEvent:
 
     def to_dict(self) -> dict[str, Any]:
         """The form that ``watch --json`` prints."""
-        return {
-            "schema": 1,
-            "at": iso(self.at),
-            "kind": self.kind,
-            "run": self.run,
-            "state": self.state,
-            "message": self.message,
-        }
+        return {"schema": 1, **asdict(self), "at": iso(self.at)}
 
 
 Report = Callable[[WatchEvent], None]
 
 
-def watch(config: Config, every_s: float, report: Report, stop: StopSignal) -> WatchHolder | None:
+def watch(config: Config, every_s: float, report: Report, stop: StopSignal | None = None) -> WatchHolder | None:
     """Do rounds until told to stop, unless another process already watches.
 
     Args:
         config: names the runs root.
-        every_s: seconds between the end of a round and the next one; more while Slurm is down.
+        every_s: seconds between the end of a round and the next one; more while Slurm is down. For watches on other
+            machines, which may not see our lock, also how often a single round is done.
         report: called with each event.
-        stop: ends the watch after the current round.
+        stop: ends the watch after the current round; None: there is a single one, for example from cron.
 
     Returns:
         The process that already watches, if there is one; nothing was done then.
@@ -93,34 +87,16 @@ def watch(config: Config, every_s: float, report: Report, stop: StopSignal) -> W
     with watch_lock(RunsRoot(config.runs).watch_lock, every_s) as lock:
         if lock.other is not None:
             return lock.other
-        report(WatchEvent(time.time(), "watching", f"watching {config.runs} every {every_s:g} s"))
         rounds = WatchRounds(config, report)
+        if stop is None:
+            rounds.next()
+            return None
+        report(WatchEvent(time.time(), "watching", f"watching {config.runs} every {every_s:g} s"))
         while not stop.raised:
             rounds.next()
             _rest(pause_after(rounds.failures, every_s), every_s, lock, stop)
         report(WatchEvent(time.time(), "stopped", f"stopped by {stop.raised.name}; runs go on"))
     return None
-
-
-def watch_once(config: Config, every_s: float, report: Report) -> WatchHolder | None:
-    """Do a single round, for example from cron, unless another process already watches.
-
-    Args:
-        config: names the runs root.
-        every_s: how often this is called, for watches on other machines, which may not see our lock.
-        report: called with each event.
-
-    Returns:
-        The process that already watches, if there is one; nothing was done then.
-
-    Raises:
-        PathError: the runs root cannot be written.
-    """
-    Workspace(config).prepare()
-    with watch_lock(RunsRoot(config.runs).watch_lock, every_s) as lock:
-        if lock.other is None:
-            WatchRounds(config, report).next()
-        return lock.other
 
 
 class WatchRounds:
@@ -203,9 +179,7 @@ def do_round(config: Config) -> WatchRound:
     except Exception as error:  # noqa: BLE001 (whatever one round stumbles over may be gone by the next)
         return WatchRound(failure=f"an unexpected error: {type(error).__name__}: {error}", before=before)
     finally:
-        # The store is opened on first use; accessing it here would open it.
-        if "store" in vars(workspace):
-            workspace.store.close()
+        workspace.close()
 
 
 class ReportFilter:
@@ -299,6 +273,24 @@ class WatchHolder:
         """The machine that it is on; empty if the file does not say."""
         return self.process.host if self.process is not None else ""
 
+    def watches(self, path: Path, *, has_locks: bool) -> bool:
+        """Whether it still watches, given that this process could open the file.
+
+        Args:
+            path: The file that names it.
+            has_locks: Whether locks work there.
+        """
+        if self.host == socket.gethostname():
+            # If locks work, we have the lock, so no other process on this machine does.
+            if has_locks or self.process is None or self.process == this_process():
+                return False
+            return self.process.alive() is True
+        try:
+            # The holder's clock may be ahead of ours.
+            return abs(time.time() - path.stat().st_mtime) < _SILENT_PAUSES * self.every
+        except OSError:
+            return False
+
     def __str__(self) -> str:
         if self.process is None:
             return "another process"
@@ -312,26 +304,23 @@ class WatchLock:
         self.other = other
         self._handle = handle
 
-    def record_holder(self, every_s: float) -> None:
-        """Write that this process watches: for users, and for machines that do not see the kernel's lock."""
+    def record_holder(self, every_s: float | None) -> None:
+        """Write that this process watches: for users, and for machines that do not see the kernel's lock.
+
+        ``every_s``: how often it does a round; None: there is no watch any more.
+        """
         holder = {**this_process().to_dict(), "since": iso(time.time()), "every": every_s}
-        self._write(json.dumps(holder, indent=1).encode() + b"\n")
+        # In place: the lock belongs to the inode, and a new file with this name would not have it. A full disk does not
+        # prevent a watch.
+        with contextlib.suppress(OSError):
+            os.ftruncate(self._handle, 0)
+            if every_s is not None:
+                os.pwrite(self._handle, json.dumps(holder, indent=1).encode() + b"\n", 0)
 
     def touch(self) -> None:
         """Show that this process is still there."""
         with contextlib.suppress(OSError):
             os.utime(self._handle)
-
-    def clear_holder(self) -> None:
-        """Write that there is no watch any more."""
-        self._write(b"")
-
-    def _write(self, content: bytes) -> None:
-        # In place: the lock belongs to the inode, and a new file with this name would not have it. A full disk does not
-        # prevent a watch.
-        with contextlib.suppress(OSError):
-            os.ftruncate(self._handle, 0)
-            os.pwrite(self._handle, content, 0)
 
 
 @contextlib.contextmanager
@@ -348,7 +337,7 @@ def watch_lock(path: Path, every_s: float) -> Iterator[WatchLock]:
         holder = read_holder(path)
         if is_ours is False:
             yield WatchLock(holder or WatchHolder())
-        elif holder is not None and _is_alive(holder, path, has_locks=is_ours is not None):
+        elif holder is not None and holder.watches(path, has_locks=is_ours is not None):
             yield WatchLock(holder)
         else:
             lock = WatchLock(None, handle)
@@ -356,7 +345,7 @@ def watch_lock(path: Path, every_s: float) -> Iterator[WatchLock]:
             try:
                 yield lock
             finally:
-                lock.clear_holder()
+                lock.record_holder(None)
 
 
 def read_holder(path: Path) -> WatchHolder | None:
@@ -366,21 +355,6 @@ def read_holder(path: Path) -> WatchHolder | None:
         return WatchHolder(Process.from_dict(data), str(data["since"]), float(data["every"]))
     except (OSError, PathError, ValueError, KeyError, TypeError, RecursionError):
         return None
-
-
-def _is_alive(holder: WatchHolder, path: Path, *, has_locks: bool) -> bool:
-    """Whether the holder named by the file still watches, given that this process could open the file."""
-    if holder.host == socket.gethostname():
-        # If locks work, we have the lock, so no other process on this machine does.
-        if has_locks or holder.process is None or holder.process == this_process():
-            return False
-        return holder.process.alive() is True
-    try:
-        # The holder's clock may be ahead of ours.
-        silent_s = abs(time.time() - path.stat().st_mtime)
-    except OSError:
-        return False
-    return silent_s < _SILENT_PAUSES * holder.every
 
 
 # --- waiting ----------------------------------------------------------------------------------------------------------

@@ -33,7 +33,6 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.start_order import upstreams_of
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code_snapshots import with_snapshots
-from slurmtrain.ops.submit.creation import new_sweep
 from slurmtrain.ops.submit.submission import Submission, submit_sweeps
 from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile, replan, write_assignments
@@ -156,7 +155,7 @@ def begin_search(workspace: Workspace, spec: SpecFile, executor: str) -> Submiss
     workspace.prepare()
     [plan], notes = with_snapshots(workspace, [example.plan])
     record = SearchRecord(
-        sweep=new_sweep(workspace),
+        sweep=workspace.new_id(),
         search=spec.search,
         executor=executor,
         plan=plan,

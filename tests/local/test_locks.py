@@ -22,11 +22,11 @@ STOPPED = """
 import os, signal, sys
 from slurmtrain.cli import main
 from slurmtrain.ops.shared import start
-submit = start._submit_group
+submit = start._Group.submit
 def stop_first(*arguments):
     os.kill(os.getpid(), signal.SIGSTOP)
     return submit(*arguments)
-start._submit_group = stop_first
+start._Group.submit = stop_first
 main(sys.argv[1:])
 """
 

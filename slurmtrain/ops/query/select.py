@@ -378,7 +378,7 @@ def chain_lines(
         folds: The runs of a sweep are one line.
     """
     from slurmtrain.model.run.lineage import tree_order
-    from slurmtrain.ops.shared.start_order import chains_of
+    from slurmtrain.ops.shared.relatives import chains_of
 
     own = [run["id"] for run in shown if "user" not in run]
     chains = chains_of(workspace, own)

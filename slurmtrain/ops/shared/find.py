@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.experiment.kinds import suggestion
@@ -13,29 +13,19 @@ from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.ops.shared.observe import ListedRuns, Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 
+if TYPE_CHECKING:
+    from slurmtrain.registry.queries import IndexRow
+    from slurmtrain.registry.rows import Listed
+
+    Runs = Mapping[str, IndexRow] | Mapping[str, Listed]
+
 # No run can be called that: names have no '@' (model/experiment/values).
 LAST = "@last"
 _WILDCARDS = set("*?[")
 _SHOWN = 5
 
 
-class Named(Protocol):
-    """Anything that has the name of a run."""
-
-    @property
-    def name(self) -> str:
-        """Its name."""
-
-    @property
-    def ended(self) -> bool:
-        """Whether it has ended."""
-
-    @property
-    def sweep(self) -> str | None:
-        """The id of its sweep."""
-
-
-def choose_run(runs: Mapping[str, Named], name: str) -> str:
+def choose_run(runs: Runs, name: str) -> str:
     """The id of the run that ``name`` refers to: id, name, unique prefix of an id, or @last.
 
     Of several runs of that name the newest that has not ended is meant or, if all have ended, the newest.
@@ -67,18 +57,18 @@ def choose_run(runs: Mapping[str, Named], name: str) -> str:
     raise RunNotFound(f"there is no run {name!r}{near or '; slurmtrain status lists them'}")
 
 
-def of_sweep(runs: Mapping[str, Named], sweep: str) -> list[str]:
+def of_sweep(runs: Runs, sweep: str) -> list[str]:
     """The runs of a sweep by its id, oldest first; empty if there is no such sweep."""
     return [run_id for run_id, listed in runs.items() if sweep and listed.sweep == sweep]
 
 
-def _few_names(runs: Mapping[str, Named], run_ids: Sequence[str]) -> str:
+def _few_names(runs: Runs, run_ids: Sequence[str]) -> str:
     """The newest of these runs, and how many more there are."""
     shown = ", ".join(f"{run_id} ({runs[run_id].name})" for run_id in run_ids[-_SHOWN:])
     return shown + (f" and {len(run_ids) - _SHOWN} more" if len(run_ids) > _SHOWN else "")
 
 
-def namesakes(runs: Mapping[str, Named], run_id: str) -> list[str]:
+def namesakes(runs: Runs, run_id: str) -> list[str]:
     """Runs with the name of this one that have not ended, itself included, oldest first."""
     name = runs[run_id].name
     return [other for other, listed in runs.items() if listed.name == name and not listed.ended]
@@ -89,9 +79,7 @@ def is_pattern(name: str) -> bool:
     return bool(_WILDCARDS & set(name))
 
 
-def choose_all(
-    runs: Mapping[str, Named], names: Sequence[str], *, live: bool = False, namesakes: bool = False
-) -> list[str]:
+def choose_all(runs: Runs, names: Sequence[str], *, live: bool = False, namesakes: bool = False) -> list[str]:
     """The ids of the runs that names, sweeps and patterns refer to, without duplicates.
 
     Args:
@@ -106,29 +94,28 @@ def choose_all(
     """
     ids: dict[str, None] = {}
     for name in names:
-        of_name = [run_id for run_id, listed in runs.items() if listed.name == name] if namesakes else []
-        ids |= dict.fromkeys(of_name or _all_of(runs, name, live=live))
+        swept = [] if name in runs else of_sweep(runs, name)
+        if namesakes and (of_name := [run_id for run_id, listed in runs.items() if listed.name == name]):
+            ids |= dict.fromkeys(of_name)
+            continue
+        if is_pattern(name):
+            matching = [
+                run_id
+                for run_id, listed in runs.items()
+                if fnmatchcase(listed.name, name) or fnmatchcase(run_id, name.lower())
+            ]
+            open_only = " that has not ended" if live else ""
+            none = f"no run{open_only} matches {name!r}; slurmtrain status --all lists them"
+        elif swept:
+            matching, none = swept, f"all {len(swept)} runs of sweep {name} have ended"
+        else:
+            ids[choose_run(runs, name)] = None
+            continue
+        chosen = [run_id for run_id in matching if not (live and runs[run_id].ended)]
+        if not chosen:
+            raise RunNotFound(none)
+        ids |= dict.fromkeys(chosen)
     return list(ids)
-
-
-def _all_of(runs: Mapping[str, Named], name: str, *, live: bool) -> list[str]:
-    swept = [] if name in runs else of_sweep(runs, name)
-    if is_pattern(name):
-        matching = [
-            run_id
-            for run_id, listed in runs.items()
-            if fnmatchcase(listed.name, name) or fnmatchcase(run_id, name.lower())
-        ]
-        open_only = " that has not ended" if live else ""
-        none = f"no run{open_only} matches {name!r}; slurmtrain status --all lists them"
-    elif swept:
-        matching, none = swept, f"all {len(swept)} runs of sweep {name} have ended"
-    else:
-        return [choose_run(runs, name)]
-    chosen = [run_id for run_id in matching if not (live and runs[run_id].ended)]
-    if not chosen:
-        raise RunNotFound(none)
-    return chosen
 
 
 def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) -> tuple[list[str], Observed]:

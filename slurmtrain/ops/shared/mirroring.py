@@ -60,12 +60,29 @@ def mirror_runs(workspace: Workspace, runs: Mapping[str, Listed], *, wait: bool 
     ]  # fmt: skip
     if not waiting:
         return outcome
-    try:
-        with locked(workspace.root.tracking_lock, wait=wait) as lock:
-            if lock is not None:
-                _send(workspace, sent, waiting, outcome)
-    except LockHeld as error:
-        outcome.problems.append(f"nothing was sent to trackers: {error}")
+    trackers = Trackers(workspace)
+    with contextlib.ExitStack() as stack:
+        try:
+            if stack.enter_context(locked(workspace.root.tracking_lock, wait=wait)) is None:
+                return outcome
+        except LockHeld as error:
+            outcome.problems.append(f"nothing was sent to trackers: {error}")
+            return outcome
+        for run_id in waiting:
+            if not workspace.root.run(run_id).path.exists():  # it was deleted while the lock was waited for
+                continue
+            try:
+                problems = send_run(workspace, trackers, run_id, sent.get(run_id, {}))
+            except (SlurmtrainError, OSError) as error:
+                outcome.problems.append(f"run {run_id} cannot be mirrored: {error}")
+                continue
+            # A tracker that is down is so for all runs.
+            outcome.problems += [
+                problem for problem in problems.values() if problem and problem not in outcome.problems
+            ]
+            if not all(problems.values()):
+                outcome.mirrored.append(run_id)
+    outcome.notes += trackers.notes
     return outcome
 
 
@@ -74,58 +91,36 @@ def _has_begun(row: Mapping[str, Any]) -> bool:
     return row["started_at"] is not None or row["ended_at"] is not None or row["mlflow_run_id"] is not None
 
 
-def _send(
-    workspace: Workspace, sent: Mapping[str, Mapping[str, Sent]], run_ids: Sequence[str], outcome: MirrorOutcome
-) -> None:
-    trackers = Trackers(workspace)
-    for run_id in run_ids:
-        if not workspace.root.run(run_id).path.exists():  # it was deleted while the lock was waited for
-            continue
-        try:
-            problems = send_run(workspace, trackers, run_id, sent.get(run_id, {}))
-        except (SlurmtrainError, OSError) as error:
-            outcome.problems.append(f"run {run_id} cannot be mirrored: {error}")
-            continue
-        # A tracker that is down is so for all runs.
-        outcome.problems += [problem for problem in problems.values() if problem and problem not in outcome.problems]
-        if not all(problems.values()):
-            outcome.mirrored.append(run_id)
-    outcome.notes += trackers.notes
-
-
 class Trackers:
     """The trackers that one sync uses: each is opened once, and not tried again if that fails or nobody answers."""
 
     def __init__(self, workspace: Workspace) -> None:
         self._root = workspace.root
-        self._opened: dict[str, Tracker | TrackingError] = {}
+        self._opened: dict[str, Tracker] = {}
+        self._failed: dict[str, TrackingError] = {}
         self.refusals: list[str] = []
         """What the trackers did not take, as sentences without a full stop."""
 
     def open(self, target: Target) -> Tracker:
         """The tracker of a target. Raises TrackingError."""
-        if target.key not in self._opened:
+        key = target.key
+        if key not in self._failed and key not in self._opened:
             try:
-                self._opened[target.key] = open_tracker(target.name, target.settings, self._root)
+                self._opened[key] = open_tracker(target.name, target.settings, self._root)
             except TrackingError as error:
-                self._opened[target.key] = error
-        tracker = self._opened[target.key]
-        if isinstance(tracker, TrackingError):
-            raise tracker
-        return tracker
+                self._failed[key] = error
+        if key in self._failed:
+            raise self._failed[key]
+        return self._opened[key]
 
     def give_up(self, target: Target, error: TrackingError) -> None:
         """Do not try the tracker of a target for other runs: each would wait as long as this one."""
-        tracker = self._opened[target.key]
-        if not isinstance(tracker, TrackingError):
-            self.refusals += tracker.notes
-        self._opened[target.key] = error
+        self._failed[target.key] = error
 
     @property
     def notes(self) -> list[str]:
         """What the trackers did not take, for the user."""
-        opened = [tracker for tracker in self._opened.values() if not isinstance(tracker, TrackingError)]
-        return [*(note for tracker in opened for note in tracker.notes), *self.refusals]
+        return [*(note for tracker in self._opened.values() for note in tracker.notes), *self.refusals]
 
 
 def send_run(workspace: Workspace, trackers: Trackers, run_id: str, before: Mapping[str, Sent]) -> Mapping[str, str]:

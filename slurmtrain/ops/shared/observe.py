@@ -242,11 +242,12 @@ def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:
         ask_slurm: Ask Slurm, if it may know more about the run.
 
     Raises:
-        RunUnreadable: Its journals cannot be read.
+        RunUnreadable: Its journals cannot be read, or it was deleted meanwhile.
     """
     observe(workspace, [run_id], ask_slurm=ask_slurm)
     run = workspace.store.load(run_id)
-    assert run is not None
+    if run is None:
+        raise RunUnreadable(f"run {run_id} is not there any more")
     check_readable(run)
     return run
 

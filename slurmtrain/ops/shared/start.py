@@ -33,7 +33,7 @@ import shutil
 import signal
 import socket
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -53,10 +53,11 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.sections import write_requeue
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.events.command_events import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
-from slurmtrain.model.run.layout import ALPHABET, ArrayDir, RunDir, SubmissionDir, run_id, unusable_in_root
+from slurmtrain.model.run.layout import ALPHABET, ArrayDir, RunDir, SubmissionDir
 from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.ledger_file import exclusions
-from slurmtrain.ops.shared.next_attempts import NewAttempt, PartitionStats, outlook, run_settings, shares_job
+from slurmtrain.ops.shared.next_attempts import NewAttempt, PartitionStats, outlook, run_settings
+from slurmtrain.ops.shared.shared_jobs import shares_job
 from slurmtrain.ops.shared.start_order import (
     earlier_elements,
     jobs_of_namesakes,
@@ -67,7 +68,7 @@ from slurmtrain.ops.shared.trackers import mlflow_server
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import Launch
 from slurmtrain.runtime.job import lease
-from slurmtrain.slurm.outer_variables import counting_variables, of_sbatch, placed, telling_variables
+from slurmtrain.slurm.outer_variables import counting_variables, placed, telling_variables
 from slurmtrain.system.files import (
     describe_os_error,
     durable_together,
@@ -88,35 +89,6 @@ _JOB_DIGITS = 6
 _COMMANDS = "submission"
 # A command journals its submission moments after its claim; an older claim without one is from a killed command.
 _CLAIM_S = 60.0
-
-
-def check_executor(workspace: Workspace, executor: str, plans: Sequence[Plan], pack: Pack | None = None) -> None:
-    """Check, before anything is created, that the plans can be started.
-
-    Args:
-        workspace: provides the scheduler to ask.
-        executor: ``slurm`` or ``local``.
-        plans: what will be started.
-        pack: how they share jobs of Slurm; None: each has its own.
-
-    Raises:
-        NotAvailable: the executor, or something that a plan needs, is missing.
-        RequestRefused: no partition could ever run one of the plans.
-        LaunchError: Slurm does not answer.
-        PathError: the runs root has a name that a job's files cannot have.
-    """
-    problem = unusable_in_root(workspace.root.path, executor)
-    if problem is not None:
-        raise PathError(problem)
-    if executor == "slurm":
-        from slurmtrain.slurm.slurm_launch import check
-
-        check(plans, workspace.scheduler, pack)
-        return
-    from slurmtrain.local import check_here
-
-    for plan in plans:
-        check_here(plan)
 
 
 def start(
@@ -148,71 +120,27 @@ def start(
         RunCancelled: somebody cancelled the run meanwhile, without its lock; there is no job, or it was cancelled too.
     """
     first, on_slurm = attempts[0], attempts[0].executor == "slurm"
-    environ = of_sbatch() if on_slurm else {}
-    requests = [_as_requested(each, environ) for each in attempts]
-    # Asked once: all of them request the same from Slurm.
-    excluded = exclusions(workspace, requests[0].plan, first.excluded_nodes, slurm=on_slurm)
-    stats = outlook(workspace, first.run.id, requests[0].plan, first.executor)
-    requests = [replace(each, excluded_nodes=excluded.nodes) for each in requests]
-    # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
-    local_id = None if on_slurm else "local-" + "".join(secrets.choice(ALPHABET) for _ in range(_JOB_DIGITS))
-    # The process that calls sbatch inherits them, so they stay held if this command is killed.
-    locks = [each.held.lock for each in attempts]
+    # All of them request the same: what this shell adds to the plan of one, it adds to all.
+    variables = counting_variables(first.plan, first.inherited) if on_slurm else {}
+    asked = placed(first.plan, variables)
+    excluded = exclusions(workspace, asked, first.excluded_nodes, slurm=on_slurm)
+    stats = outlook(workspace, first.run.id, asked, first.executor)
+    attempts = [
+        replace(each, excluded_nodes=excluded.nodes, inherited={**variables, **telling_variables(each.plan)})
+        for each in attempts
+    ]
     # From here on there is something that a killed command would leave: a first signal waits for the end.
-    with uninterrupted(), ExitStack() as stack:
+    with uninterrupted():
         array = _new_array(workspace) if len(attempts) > 1 else None
-        group = _Group(workspace, first.run, command, stats, array, None if array is None else pack)
-        try:
-            submission, launcher = _new_submission(first.run), None
-            if on_slurm:
-                from slurmtrain.slurm.slurm_launch import launcher_in
-
-                # Before the runs are prepared, since it needs as long until it is ready for its order.
-                folder = submission.submitit if array is None else array.submitit
-                launcher = stack.enter_context(launcher_in(folder, locks, first.secrets))
-            with group.together():
-                left_out = group.prepare(attempts, requests, submission)
-        except BaseException:
-            # No event names the array yet.
-            group.remove()
-            raise
-        try:
-            # Durable before there can be a job: 'sync' finds the job of a killed command by what is written here.
-            with group.together():
-                group.announce(local_id)
-            job_id, process = _submit_group(group, launcher, locks, at_once, local_id)
-        except SubmissionUncertain:
-            # Everything stays as it is: the job may exist, and 'sync' searches for it by what is written.
-            raise
-        except (LaunchError, RequestRefused, OSError) as error:
-            group.withdraw(local_id, error)
-            raise _unwritable(group.place, error) if isinstance(error, OSError) else error from error
-        notes, cancelled = group.record(job_id, process)
-    if array is None and cancelled:
-        raise cancelled[0]
-    return [*excluded.notes, *stats.notes, *left_out, *notes, *map(str, cancelled)]
-
-
-def _as_requested(attempt: NewAttempt, environ: Mapping[str, str]) -> NewAttempt:
-    """An attempt with what the environment of this command adds to its plan, which is recorded of it.
-
-    Args:
-        attempt: what is about to be submitted.
-        environ: the variables of this environment that sbatch follows.
-    """
-    settings = telling_variables(attempt.plan)
-    if attempt.executor != "slurm":
-        return replace(attempt, inherited=settings)
-    variables = counting_variables(attempt.plan, attempt.inherited, environ)
-    return replace(attempt, plan=placed(attempt.plan, variables), inherited={**variables, **settings})
+        group = _Group(workspace, command, asked, stats, attempts, array, None if array is None else pack)
+        return [*excluded.notes, *stats.notes, *group.start(at_once)]
 
 
 @dataclass(frozen=True, slots=True)
 class _Prepared:
-    """An attempt that is ready to be submitted.
+    """An attempt that is ready to be submitted. ``journal``: this command's in the run.
 
-    ``attempt``: with what this environment adds to its plan. ``journal``: this command's in the run. ``index``: the
-    element of the job array that it will be; None: it has a job of its own.
+    ``index``: the element of the job array that it will be; None: it has a job of its own.
     """
 
     attempt: NewAttempt
@@ -225,35 +153,74 @@ class _Prepared:
 class _Group:
     """The attempts of one submission.
 
-    ``run``: the run of the first. ``stats``: what is known about interruptions where they will run. ``array``: of
-    several attempts; None: a single one has a job of its own. ``pack``: how runs share the jobs of the array.
+    ``asked``: the plan of the first, as it is asked of Slurm. ``stats``: what is known about interruptions where they
+    will run. ``array``: of several attempts; None: a single one has a job of its own. ``pack``: how runs share the jobs
+    of the array.
     """
 
     workspace: Workspace
-    run: RunDir
     command: str
+    asked: Plan
     stats: PartitionStats
+    attempts: Sequence[NewAttempt]
     array: ArrayDir | None = None
     pack: Pack | None = None
     prepared: list[_Prepared] = field(default_factory=list)
 
+    def start(self, at_once: int | None) -> list[str]:
+        """Prepare the attempts, submit them, and journal that; returns notes for the user. Raises as :func:`start`.
+
+        ``at_once``: how many of the array's jobs may run at once.
+        """
+        first, on_slurm = self.attempts[0], self.attempts[0].executor == "slurm"
+        # Slurm assigns the ids of its jobs; a local job's id is known before the job exists.
+        local_id = None if on_slurm else "local-" + "".join(secrets.choice(ALPHABET) for _ in range(_JOB_DIGITS))
+        # The process that calls sbatch inherits them, so they stay held if this command is killed.
+        locks = [each.held.lock for each in self.attempts]
+        with ExitStack() as stack:
+            try:
+                submission, launcher = _new_submission(first.run), None
+                if on_slurm:
+                    from slurmtrain.slurm.slurm_launch import launcher_in
+
+                    # Before the runs are prepared, since it needs as long until it is ready for its order.
+                    folder = (self.array or submission).submitit
+                    launcher = stack.enter_context(launcher_in(folder, locks, first.secrets))
+                with self.together():
+                    left_out = self.prepare(submission)
+            except BaseException:
+                # No event names the array yet.
+                self.remove()
+                raise
+            try:
+                # Durable before there can be a job: 'sync' finds the job of a killed command by what is written here.
+                with self.together():
+                    self.announce(local_id)
+                job_id, process = self.submit(launcher, locks, at_once, local_id)
+            except SubmissionUncertain:
+                # Everything stays as it is: the job may exist, and 'sync' searches for it by what is written.
+                raise
+            except (LaunchError, RequestRefused, OSError) as error:
+                self.withdraw(local_id, error)
+                raise _unwritable(self.place, error) if isinstance(error, OSError) else error from error
+            notes, cancelled = self.record(job_id, process)
+        if self.array is None and cancelled:
+            raise cancelled[0]
+        return [*left_out, *notes, *map(str, cancelled)]
+
     @property
     def place(self) -> Path:
         """The directory of the array, or of the run."""
-        return self.run.path if self.array is None else self.array.path
+        return self.attempts[0].run.path if self.array is None else self.array.path
 
     def together(self) -> AbstractContextManager[None]:
         """Makes what is written for many runs durable at once."""
         return nullcontext() if self.array is None else durable_together(self.array.path)
 
-    def prepare(
-        self, attempts: Sequence[NewAttempt], requests: Sequence[NewAttempt], first: SubmissionDir
-    ) -> list[str]:
+    def prepare(self, first: SubmissionDir) -> list[str]:
         """Claim the starts, and write what the jobs read; returns notes on runs that are left out.
 
         Args:
-            attempts: what to start.
-            requests: the same, with what this environment adds to the plans.
             first: the submission of the first.
 
         Raises:
@@ -265,10 +232,9 @@ class _Group:
             if self.array is not None:
                 make_directory(self.array.submitit)
                 make_directory(self.array.elements)
-            for number, (attempt, request) in enumerate(zip(attempts, requests, strict=True)):
+            for number, attempt in enumerate(self.attempts):
                 try:
-                    submission = _new_submission(attempt.run) if number else first
-                    self.prepared.append(self._prepare(attempt, request, submission))
+                    self.prepared.append(self._prepare(attempt, _new_submission(attempt.run) if number else first))
                 except (RunBusy, RunCancelled) as error:
                     if self.pack is not None:
                         raise
@@ -284,7 +250,7 @@ class _Group:
             raise type(left_out[0])("; ".join(notes))
         return notes
 
-    def _prepare(self, attempt: NewAttempt, request: NewAttempt, submission: SubmissionDir) -> _Prepared:
+    def _prepare(self, attempt: NewAttempt, submission: SubmissionDir) -> _Prepared:
         """Prepare an attempt. A submission exists only once an event names it: until then it is harmless litter."""
         index, slot = divmod(len(self.prepared), self.pack.runs if self.pack else 1)
         launch = Launch(
@@ -322,7 +288,7 @@ class _Group:
             _release_claim(attempt)
             raise
         journal = command_journal(attempt.run.journals, self.command)
-        return _Prepared(request, submission, journal, None if self.array is None else index)
+        return _Prepared(attempt, submission, journal, None if self.array is None else index)
 
     def announce(self, job_id: str | None) -> None:
         """Journal that the jobs are about to be submitted, and give them the leases of their runs. Raises OSError.
@@ -357,6 +323,39 @@ class _Group:
             # Before the job exists, since an agent ends at once if the lease does not name its submission.
             lease.grant(each.submission)
 
+    def submit(
+        self, launcher: Popen[str] | None, locks: Sequence[int], at_once: int | None, local_id: str | None
+    ) -> tuple[str, Process | None]:
+        """Submit the job or the array; returns its id, and the controller of a local job.
+
+        Args:
+            launcher: the process that calls sbatch; None: it is a local job.
+            locks: the locks that it holds.
+            at_once: how many elements of the array may run at once.
+            local_id: the id of a local job.
+        """
+        attempt, submission = self.prepared[0].attempt, self.prepared[0].submission
+        if launcher is None:
+            from slurmtrain.local import launch_here
+
+            assert local_id is not None
+            return local_id, launch_here(attempt.plan, submission, local_id, attempt.secrets)
+        from slurmtrain.slurm.request import Elements, make_request
+        from slurmtrain.slurm.slurm_launch import launch
+
+        last = self.prepared[-1].index
+        elements = None if last is None else Elements(last + 1, at_once, self.pack)
+        # All elements of an array start after the same runs (request_key).
+        after = [*unfinished_upstream_jobs(attempt.run), *jobs_of_namesakes(self.workspace, self.asked.spec)]
+        succeeds = self.array is None and attempt.predecessor is not None
+        if succeeds:
+            from slurmtrain.runtime.job.run_reader import read_run
+
+            after += earlier_elements(read_run(attempt.run))
+        place, excluded = self.array or submission, attempt.excluded_nodes
+        request = make_request(self.asked, place, elements, excluded_nodes=excluded, after=after, singleton=succeeds)
+        return launch(launcher, request, locks), None
+
     def withdraw(self, job_id: str | None, error: Exception) -> None:
         """Journal that nothing was started. If the disk is full, the next command notices that there is no job.
 
@@ -386,12 +385,10 @@ class _Group:
             Notes on jobs that exist but cannot be journaled, which the next command finds; and what was cancelled.
         """
         notes, jobs = [], []
+        controller = None if process is None else process.to_dict()
         for each in self.prepared:
-            submitted = Submitted(
-                submission=each.submission.number,
-                job_id=job_id if each.index is None else f"{job_id}_{each.index}",
-                process=None if process is None else process.to_dict(),
-            )
+            own_id = job_id if each.index is None else f"{job_id}_{each.index}"
+            submitted = Submitted(submission=each.submission.number, job_id=own_id, process=controller)
             jobs.append(submitted)
             try:
                 # What is lost in a power failure is found again like the job of a command that was killed.
@@ -435,51 +432,13 @@ class _Group:
         return RunCancelled(f"{message}; job {submitted.job_id} was too")
 
 
-def _submit_group(
-    group: _Group, launcher: Popen[str] | None, locks: Sequence[int], at_once: int | None, local_id: str | None
-) -> tuple[str, Process | None]:
-    """Submit the job or the array; returns its id, and the controller of a local job.
-
-    Args:
-        group: the attempts, which are all journaled.
-        launcher: the process that calls sbatch; None: it is a local job.
-        locks: the locks that it holds.
-        at_once: how many elements of the array may run at once.
-        local_id: the id of a local job.
-    """
-    attempt, submission = group.prepared[0].attempt, group.prepared[0].submission
-    if launcher is None:
-        from slurmtrain.local import launch_here
-
-        assert local_id is not None
-        return local_id, launch_here(attempt.plan, submission, local_id, attempt.secrets)
-    from slurmtrain.slurm.request import Elements, make_request
-    from slurmtrain.slurm.slurm_launch import launch
-
-    last = group.prepared[-1].index
-    elements = None if last is None else Elements(last + 1, at_once, group.pack)
-    # All elements of an array start after the same runs (attempts.request_key).
-    after = [*unfinished_upstream_jobs(attempt.run), *jobs_of_namesakes(group.workspace, attempt.plan.spec)]
-    succeeds = group.array is None and attempt.predecessor is not None
-    if succeeds:
-        from slurmtrain.runtime.job.run_reader import read_run
-
-        after += earlier_elements(read_run(attempt.run))
-    place, excluded = group.array or submission, attempt.excluded_nodes
-    request = make_request(attempt.plan, place, elements, excluded_nodes=excluded, after=after, singleton=succeeds)
-    return launch(launcher, request, locks), None
-
-
 def _new_array(workspace: Workspace) -> ArrayDir:
     """A directory for a new job array, whose id no run has. Raises PathError."""
     make_directory(workspace.root.arrays)
     while True:
-        name = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
-        array = workspace.root.array(name)
+        # The names of jobs end with the id of a run or of an array: no two may be equal.
+        array = workspace.root.array(workspace.new_id())
         try:
-            # The names of jobs end with the id of a run or of an array: no two may be equal.
-            if workspace.root.run(name).path.exists():
-                continue
             make_new_directory(array.path)
         except FileExistsError:
             continue

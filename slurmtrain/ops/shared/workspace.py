@@ -6,7 +6,9 @@ import contextlib
 import getpass
 import math
 import os
+import secrets
 import socket
+import time
 from collections.abc import Callable, Collection, Iterator
 from functools import cached_property
 from pathlib import Path
@@ -14,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.config import Config
 from slurmtrain.errors import PathError, UntrustedPath
-from slurmtrain.model.run.layout import RunsRoot, is_unborn, run_ids_among
+from slurmtrain.model.run.layout import RunsRoot, is_unborn, run_id, run_ids_among
 from slurmtrain.system.files import DIRECTORY_MODE, SHARED_DIRECTORY_MODE, describe_os_error, make_directory
 from slurmtrain.system.owned_files import open_directory
 
@@ -124,6 +126,14 @@ class Workspace:
             return frozenset(present)
         finally:
             os.close(root)
+
+    def new_id(self) -> str:
+        """An id that no run has. Two commands may draw the same in a millisecond: creating its directory decides."""
+        while True:
+            # 10 bits fill the two digits that an id has for them (model/run/layout).
+            new = run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
+            if not self.root.run(new).path.exists():
+                return new
 
     def unborn(self) -> list[RunDir]:
         """Run directories that were never finished."""

@@ -25,7 +25,6 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.specfile import PlannedRun, SpecFile, write_assignments
 
 if TYPE_CHECKING:
-    from slurmtrain.model.run.run import Run
     from slurmtrain.registry.rows import Listed
 
 # A run of the same submission: the number of its spec, and its own in that spec.
@@ -348,8 +347,11 @@ def find_start_point(workspace: Workspace, request: StartFromSpec) -> StartPoint
         NoCheckpoint: it has no such checkpoint.
         UserError: it has none that can be the best.
     """
+    from slurmtrain.model.experiment.checkpoint import Saved, best_steps
     from slurmtrain.ops.shared.find import find
+    from slurmtrain.ops.shared.next_attempts import current_plan
     from slurmtrain.ops.shared.readable_checkpoints import choose_checkpoints, choose_own, find_own
+    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
 
     [run_id], _ = find(workspace, [request.run], ask_slurm=False)
     run = workspace.store.load(run_id)
@@ -357,39 +359,29 @@ def find_start_point(workspace: Workspace, request: StartFromSpec) -> StartPoint
     directory = workspace.root.run(run_id)
     if run.deleted_at is not None:
         raise NoCheckpoint(f"the files of run {run_id} were deleted, its checkpoints too")
-    own = find_own(directory, run)
-    if own is None:
+    own, step = find_own(directory, run), request.step if isinstance(request.step, int) else None
+    if own is not None:
         if request.step == BEST:
-            path = _best_checkpoint(directory, choose_checkpoints(workspace, run, None, to="begin with"), run)
-        else:
-            step = request.step if isinstance(request.step, int) else None
-            path = choose_checkpoints(workspace, run, step, to="begin with")[0]
-        return StartPoint(replace(request, run=run_id, step=checkpoint_step(path.name)), path, of_script=False)
+            raise UserError(f"'best' is unknown of the checkpoints that the script of run {run_id} writes; name a step")
+        chosen = next((each for each in choose_own(run, own, step, to="begin with") if each.complete), None)
+        if chosen is None:
+            raise NoCheckpoint(f"run {run_id} has no complete checkpoint to begin with")
+        return StartPoint(replace(request, run=run_id, step=chosen.step), chosen.path, of_script=True)
+    published = choose_checkpoints(workspace, run, step, to="begin with")
+    path = published[0]
     if request.step == BEST:
-        raise UserError(f"'best' is unknown of the checkpoints that the script of run {run_id} writes; name a step")
-    step = request.step if isinstance(request.step, int) else None
-    chosen = next((each for each in choose_own(run, own, step, to="begin with") if each.complete), None)
-    if chosen is None:
-        raise NoCheckpoint(f"run {run_id} has no complete checkpoint to begin with")
-    return StartPoint(replace(request, run=run_id, step=chosen.step), chosen.path, of_script=True)
-
-
-def _best_checkpoint(directory: RunDir, published: Sequence[Path], run: Run) -> Path:
-    from slurmtrain.model.experiment.checkpoint import Saved, best_steps
-    from slurmtrain.ops.shared.next_attempts import current_plan
-    from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
-
-    best = current_plan(directory, run).spec.checkpoint.keep.best
-    if best is None:
-        raise UserError(
-            f"run {run.id} does not say which checkpoint is its best: it has no 'checkpoint.keep.best'; name a step, "
-            f"'slurmtrain checkpoints {run.id}' lists them"
-        )
-    manifests = {path: read_manifest(path) for path in published}
-    steps = best_steps([Saved(manifest.step, manifest.metrics) for manifest in manifests.values()], best)
-    if not steps:
-        raise UserError(f"no checkpoint of run {run.id} has a value of {best.metric!r}; name a step")
-    return next(path for path, manifest in manifests.items() if manifest.step == next(iter(steps)))
+        best = current_plan(directory, run).spec.checkpoint.keep.best
+        if best is None:
+            raise UserError(
+                f"run {run_id} does not say which checkpoint is its best: it has no 'checkpoint.keep.best'; name a "
+                f"step, 'slurmtrain checkpoints {run_id}' lists them"
+            )
+        manifests = {path: read_manifest(path) for path in published}
+        steps = best_steps([Saved(manifest.step, manifest.metrics) for manifest in manifests.values()], best)
+        if not steps:
+            raise UserError(f"no checkpoint of run {run_id} has a value of {best.metric!r}; name a step")
+        path = next(path for path, manifest in manifests.items() if manifest.step == next(iter(steps)))
+    return StartPoint(replace(request, run=run_id, step=checkpoint_step(path.name)), path, of_script=False)
 
 
 def _check_formats(plan: Plan, point: StartPoint) -> None:

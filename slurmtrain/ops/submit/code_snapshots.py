@@ -9,6 +9,7 @@ program that the repository names. What git-lfs keeps always differs from its po
 
 from __future__ import annotations
 
+import contextlib
 import os
 import posixpath
 import re
@@ -142,6 +143,8 @@ def with_code_of_now(workspace: Workspace, directory: RunDir, plan: Plan) -> tup
     Raises:
         UserError, PathError: as :func:`with_snapshots`.
     """
+    from slurmtrain.runtime.code.code_copy import read_code_manifest
+
     code = plan.spec.code if plan.spec.code.has_snapshot else CodeSpec(mode=SNAPSHOT)
     key = SourceKey(plan.workdir, plan.python, code, by_default=False)
     # The file that the run was submitted from may have secrets.
@@ -155,7 +158,11 @@ def with_code_of_now(workspace: Workspace, directory: RunDir, plan: Plan) -> tup
     elif plan.code.hash == snapshot.hash:
         change = f"the code has not changed since snapshot {snapshot.short_hash}"
     else:
-        change = f"{now}: {_difference(directory, plan.code, snapshot)}"
+        since = f"since snapshot {plan.code.short_hash}"
+        change = f"{now}: what has changed {since} is not known, as that is missing or damaged"
+        with contextlib.suppress(PathError):
+            before, after = (read_code_manifest(directory, each.hash) for each in (plan.code, snapshot))
+            change = f"{now}: {compare_manifests(before, after).text} {since}"
     newer = plan.with_code(snapshot)
     return newer, [*notes, change, *_live_paths(newer)]
 
@@ -167,17 +174,6 @@ def _take(
     from slurmtrain.snapshots import snapshot_store
 
     return (snapshot_store.preview_snapshot if preview else snapshot_store.take)(workspace.root, source, python)
-
-
-def _difference(directory: RunDir, earlier: CodeSnapshot, later: CodeSnapshot) -> str:
-    from slurmtrain.runtime.code.code_copy import read_code_manifest
-
-    try:
-        before = read_code_manifest(directory, earlier.hash)
-    except PathError:
-        return f"what has changed since snapshot {earlier.short_hash} is not known, as that is missing or damaged"
-    difference = compare_manifests(before, read_code_manifest(directory, later.hash))
-    return f"{difference.text} since snapshot {earlier.short_hash}"
 
 
 def _live_paths(plan: Plan) -> Iterator[str]:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import secrets
 import shutil
-import time
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack, nullcontext
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from slurmtrain.errors import PathError, RegistryFailed
 from slurmtrain.model.run.events.base import is_plain
 from slurmtrain.model.run.events.command_events import RunCreated
-from slurmtrain.model.run.layout import RunDir, run_id
+from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import Upstream
 from slurmtrain.ops.shared.next_attempts import HeldRun, run_settings
 from slurmtrain.ops.shared.workspace import Workspace, person
@@ -96,14 +94,6 @@ def _shortage(folder: Path, needed: DiskSpace) -> str:
         return space_left(folder).shortage(needed)
     except OSError:
         return ""  # writing will then show whether there is room
-
-
-def new_sweep(workspace: Workspace) -> str:
-    """The id of a new sweep, which no run has."""
-    while True:
-        name = _new_id()
-        if not workspace.root.run(name).path.exists():
-            return name
 
 
 def create(
@@ -196,23 +186,11 @@ class _Common:
 
 
 def _build(
-    workspace: Workspace,
-    batch: Batch,
-    planned: PlannedRun,
-    common: _Common,
-    locks: ExitStack,
+    workspace: Workspace, batch: Batch, planned: PlannedRun, common: _Common, locks: ExitStack
 ) -> tuple[RunDir, int]:
-    """Build a run directory under a temporary name; returns it, and the descriptor of its lock.
+    """Build the directory of a run under a temporary name; returns it, and the descriptor of its lock.
 
-    Args:
-        workspace: where it goes.
-        batch: what the run is created with.
-        planned: the run.
-        common: the facts that all runs of the batch share.
-        locks: receives the run's lock.
-
-    Raises:
-        OSError, PathError: it cannot be written; nothing is left.
+    ``locks`` receives the lock. Raises OSError, PathError if it cannot be written; nothing is left then.
     """
     provenance = common.provenance
     unborn = _new_directory(workspace, batch.sweep)
@@ -264,20 +242,11 @@ def _build(
     return unborn, lock
 
 
-def _new_id() -> str:
-    # 10 bits fill the two digits that an id has for them (model/run/layout).
-    return run_id(time.time_ns() // 1_000_000, secrets.randbits(10))
-
-
 def _new_directory(workspace: Workspace, sweep: str | None) -> RunDir:
     # Two submissions in one millisecond may draw the same id: the one whose mkdir() fails draws again.
     while True:
-        name = _new_id()
-        unborn = workspace.root.unborn(name)
-        if name == sweep or workspace.root.run(name).path.exists():
-            continue
-        try:
-            workspace.make_run_directory(unborn)
-        except FileExistsError:
-            continue
-        return unborn
+        name = workspace.new_id()
+        with suppress(FileExistsError):
+            if name != sweep:
+                workspace.make_run_directory(workspace.root.unborn(name))
+                return workspace.root.unborn(name)

@@ -28,7 +28,6 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.chained_runs import Chain
 from slurmtrain.ops.submit.command_script import missing_script
-from slurmtrain.ops.submit.creation import new_sweep
 from slurmtrain.ops.submit.submission import Submission, describe_failed_submission, name_runs, submit_sweeps
 from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import SiteRules, SpecFile, load_spec
@@ -129,7 +128,7 @@ def _submit_with_key(workspace: Workspace, specs: Sequence[SpecFile], executor: 
 
 
 def _new_sweep(workspace: Workspace, spec: SpecFile) -> str | None:
-    return new_sweep(workspace) if len(spec.runs) > 1 else None
+    return workspace.new_id() if len(spec.runs) > 1 else None
 
 
 # --- keys and recent runs --------------------------------------------------------------------------------------------

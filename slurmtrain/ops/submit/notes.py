@@ -22,7 +22,7 @@ from slurmtrain.model.experiment.sweep import Pack, SweepCost, cost_of
 from slurmtrain.model.experiment.sweep_values import SearchSpec
 from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops.shared.next_attempts import pack_of_group, request_key, split_groups
+from slurmtrain.ops.shared.shared_jobs import pack_of_group, request_key, split_groups
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.command_script import (
     NEEDED,
@@ -57,10 +57,22 @@ def notes_on(
         code_of_now: the plans whose code is the code in their working directories, where files may be missing; None:
             all.
     """
+    notes = notes_on_plans(plans, executor, code_of_now)
+    if executor == "slurm":
+        notes += notes_on_root(workspace.root.path)
+    return [*notes, *(note.rstrip(".") for note in describe_obsolete({**os.environ, **plans[0].spec.env}))]
+
+
+def notes_on_root(root: Path) -> list[str]:
+    """A note if compute nodes cannot see the runs root: each machine has its own memory file systems and /tmp."""
+    mount = mount_of(root.stat().st_dev)
+    in_memory = mount.point if mount is not None and mount.kind in _OWN_FILESYSTEMS else None
+    place = _TEMPORARY if root.is_relative_to(_TEMPORARY) else in_memory
+    if not place:
+        return []
     return [
-        *notes_on_plans(plans, executor, code_of_now),
-        *(_not_shared(workspace.root.path) if executor == "slurm" else []),
-        *(note.rstrip(".") for note in describe_obsolete({**os.environ, **plans[0].spec.env})),
+        f"the runs root {root} is on this machine's own {place}, which compute nodes usually do not see; choose a "
+        "shared directory with --runs or SLURMTRAIN_RUNS"
     ]
 
 
@@ -81,7 +93,14 @@ def notes_on_plans(plans: Sequence[Plan], executor: str, code_of_now: Sequence[P
     """
     counts: Counter[str] = Counter()
     for plan in plans:
-        notes = [*plan.launcher_notes(), *note_script(plan, executor), *notes_on_shell(plan), *_other_python(plan)]
+        notes = [*plan.launcher_notes(), *note_script(plan, executor), *notes_on_shell(plan)]
+        script = find_script(plan)
+        tells = script is not None and any(each.package in NEEDED for each in imports_of(script))
+        if plan.words[0] == "python" and Path(plan.python).parent != Path(sys.executable).parent and not tells:
+            notes.append(
+                f"'python' in the command is {plan.python}, the first on PATH; slurmtrain itself runs on "
+                f"{sys.executable}: activate that environment if the script needs what is installed there"
+            )
         if executor == "slurm":
             # sbatch refuses a slip itself, and at once; srun only in the job.
             notes += unknown_srun_options(plan.spec.slurm, _srun_options)
@@ -136,34 +155,6 @@ def _missing_files(plans: Sequence[Plan]) -> Iterator[str]:
         likewise = f", nor {more} more like it" if more else ""
         note = f"there is no {first}, which the command names ({named}){likewise}"
         yield _of_runs(note, len({run for run, _, _ in missing}), len(plans))
-
-
-def _other_python(plan: Plan) -> list[str]:
-    """A note if ``python`` in the command, the first on PATH, is not slurmtrain's, and nothing else tells of it."""
-    if plan.words[0] != "python" or Path(plan.python).parent == Path(sys.executable).parent:
-        return []
-    script = find_script(plan)
-    if script is not None and any(each.package in NEEDED for each in imports_of(script)):
-        return []
-    return [
-        f"'python' in the command is {plan.python}, the first on PATH; slurmtrain itself runs on {sys.executable}: "
-        "activate that environment if the script needs what is installed there"
-    ]
-
-
-def _not_shared(root: Path) -> list[str]:
-    """A note if compute nodes cannot see the runs root: each machine has its own memory file systems and /tmp."""
-    mount = mount_of(root.stat().st_dev)
-    if root.is_relative_to(_TEMPORARY):
-        place = _TEMPORARY
-    elif mount is not None and mount.kind in _OWN_FILESYSTEMS:
-        place = mount.point
-    else:
-        return []
-    return [
-        f"the runs root {root} is on this machine's own {place}, which compute nodes usually do not see; choose a "
-        "shared directory with --runs or SLURMTRAIN_RUNS"
-    ]
 
 
 def _shared_by_runs(plans: Sequence[Plan]) -> Iterator[str]:

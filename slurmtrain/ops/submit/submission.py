@@ -25,16 +25,10 @@ from slurmtrain.errors import (
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.lineage import AFTER, FORK, Parent, Upstream
 from slurmtrain.ops.shared.interrupt import StopSignal
-from slurmtrain.ops.shared.next_attempts import (
-    HeldRun,
-    NewAttempt,
-    SweepLimit,
-    describe_excess,
-    group_attempts,
-    secret_values,
-)
+from slurmtrain.ops.shared.next_attempts import HeldRun, NewAttempt, SweepLimit, check_executor, secret_values
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.start import check_executor, start
+from slurmtrain.ops.shared.shared_jobs import describe_excess, group_attempts
+from slurmtrain.ops.shared.start import start
 from slurmtrain.ops.shared.start_order import only_one
 from slurmtrain.ops.shared.trackers import check_trackers
 from slurmtrain.ops.shared.workspace import Workspace

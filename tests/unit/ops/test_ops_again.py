@@ -197,7 +197,7 @@ def test_two_commands_submit_once_though_locks_do_not_work(
     workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crashed(workspace)
-    monkeypatch.setattr(syncing, "locked", _everybody_has_it)
+    monkeypatch.setattr("slurmtrain.ops.shared.next_attempts.locked", _everybody_has_it)
     both = threading.Barrier(2)
     claim = starting._claim
 
@@ -237,7 +237,7 @@ def test_a_claim_that_is_just_being_made_use_of_is_not_void_though_locks_do_not_
     workspace: Workspace, slurm: SlurmCommands, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     crashed(workspace)
-    monkeypatch.setattr(syncing, "locked", _everybody_has_it)
+    monkeypatch.setattr("slurmtrain.ops.shared.next_attempts.locked", _everybody_has_it)
     claim_restart = lease.claim_restart
     others: list[Synced] = []
 

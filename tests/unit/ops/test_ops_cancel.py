@@ -44,17 +44,18 @@ def cancel_in_another_command(workspace: Workspace, run_id: str) -> Run:
     return cancelling.cancel(Workspace(workspace.config), [run_id])[run_id]
 
 
-def meanwhile(monkeypatch: pytest.MonkeyPatch, name: str, action: Callable[[Path], Any]) -> None:
+def meanwhile(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, action: Callable[[Path], Any]) -> None:
     """Have another command act while a run is started: right before this function of ``ops.shared.start``."""
-    function = getattr(starting, name)
+    function = getattr(owner, name)
 
-    def after_the_action(*arguments: Any) -> Any:
-        monkeypatch.setattr(starting, name, function)
-        submission = next(each for each in arguments if hasattr(each, "run"))
-        action(submission.run.path)
-        return function(*arguments)
+    def after_the_action(first: Any, *arguments: Any) -> Any:
+        monkeypatch.setattr(owner, name, function)
+        # An attempt, or several.
+        attempt = first.attempts[0] if hasattr(first, "attempts") else first
+        action(attempt.run.path)
+        return function(first, *arguments)
 
-    monkeypatch.setattr(starting, name, after_the_action)
+    monkeypatch.setattr(owner, name, after_the_action)
 
 
 @pytest.fixture
@@ -94,7 +95,7 @@ def test_a_resume_does_not_wait_for_another_command_and_names_it(workspace: Work
 def test_a_run_that_was_cancelled_before_its_submission_is_not_submitted(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meanwhile(monkeypatch, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
+    meanwhile(monkeypatch, starting, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
     [run_id], notes, _ = submit(workspace, spec, executor="slurm")
     assert f"run {run_id} was cancelled before this command had submitted its job; there is none" in notes
     assert slurm.calls("sbatch") == []
@@ -106,7 +107,7 @@ def test_a_run_that_was_cancelled_before_its_submission_is_not_submitted(
 def test_a_job_that_is_submitted_after_the_cancel_is_cancelled_too(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meanwhile(monkeypatch, "_submit_group", lambda run: cancel_in_another_command(workspace, run.name))
+    meanwhile(monkeypatch, starting._Group, "submit", lambda run: cancel_in_another_command(workspace, run.name))
     [run_id], notes, _ = submit(workspace, spec, executor="slurm")
     assert f"run {run_id} was cancelled while its job was being submitted; job 8 was too" in notes
     assert [call.args for call in slurm.calls("scancel")] == [["8"]]
@@ -117,7 +118,7 @@ def test_a_job_that_is_submitted_after_the_cancel_is_cancelled_too(
 def test_only_the_cancelled_run_of_a_sweep_loses_its_job(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    meanwhile(monkeypatch, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
+    meanwhile(monkeypatch, starting, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
     runs, notes, _ = submit(workspace, spec, sweep=["params.lr=1,2,3"], executor="slurm")
     assert len(runs) == 3
     assert len(slurm.calls("sbatch")) == 1
@@ -132,7 +133,7 @@ def test_a_resume_that_was_cancelled_meanwhile_says_so_and_an_earlier_cancel_doe
     slurm.replies("sacct", f"8|CANCELLED by 0|0:0|100|200|300|30|n0|x-{run_id}\n")
     assert cancel_in_another_command(workspace, run_id).state == "cancelled"
     slurm.replies("sbatch", "Submitted batch job 9\n")
-    meanwhile(monkeypatch, "_submit_group", lambda run: cancel_in_another_command(workspace, run.name))
+    meanwhile(monkeypatch, starting._Group, "submit", lambda run: cancel_in_another_command(workspace, run.name))
     with pytest.raises(RunCancelled, match="job 9 was too"):
         resume(workspace, run_id, from_start=True)
     assert [call.args for call in slurm.calls("scancel")][-1] == ["9"]
@@ -161,7 +162,7 @@ def test_a_start_that_submits_no_job_leaves_no_claim_that_would_refuse_the_next(
         full.setattr(starting, "write_new", fails_with_full_disk)
         assert "no space left" in sync_again(workspace).problems[0]
     assert lease.read_claim(claimed, by="submission") is None
-    meanwhile(monkeypatch, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
+    meanwhile(monkeypatch, starting, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
     assert "there is none" in sync_again(workspace).problems[0]
     assert lease.read_claim(claimed, by="submission") is None
     assert slurm.calls("sbatch") == []

@@ -32,7 +32,7 @@ def test_a_name_means_all_runs_that_have_it(workspace: Workspace, name: str | No
     for run_id, of_run, sweep in ((FIRST, "digits", None), (SECOND, "digits", SWEEP), (OTHER, "words", SWEEP)):
         SimulatedRun(workspace.root.run(run_id), spec={"name": of_run}, executor="local").created(sweep=sweep)
     observed = observe(workspace, ask_slurm=False)
-    assert ui._runs_to_show(workspace, observed, name) == expected
+    assert ui.runs_to_show(workspace, observed, name) == expected
 
 
 @pytest.mark.parametrize(

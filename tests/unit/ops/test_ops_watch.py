@@ -43,7 +43,6 @@ from slurmtrain.ops.watch import (
     wait,
     watch,
     watch_lock,
-    watch_once,
 )
 from slurmtrain.registry.queries import IndexRow
 from slurmtrain.registry.rows import Listed
@@ -236,7 +235,7 @@ def test_a_single_round_beside_a_watch_does_nothing(workspace: Workspace, monkey
     workspace.prepare()
     events: list[WatchEvent] = []
     with watch_lock(workspace.root.watch_lock, 60):
-        assert watch_once(workspace.config, 60, events.append) is not None
+        assert watch(workspace.config, 60, events.append) is not None
         with StopSignal() as stop:
             assert watch(workspace.config, 60, events.append, stop) is not None
     assert events == []

@@ -20,8 +20,8 @@ from slurmtrain.errors import PathError, RequestRefused, SubmitFailed
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.events.command_events import CancelRequested
 from slurmtrain.ops.shared import start as starting
-from slurmtrain.ops.shared.next_attempts import describe_excess, share_limit
 from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.shared_jobs import describe_excess, share_limit
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
 from slurmtrain.runtime.environment.node import read_launch
@@ -231,14 +231,14 @@ def test_elements_of_an_array_that_never_came_to_be_are_submitted_again_as_one_a
 def test_a_run_that_is_cancelled_while_its_array_is_submitted_loses_its_element_alone(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit_job = starting._submit_group
+    submit_job = starting._Group.submit
 
     def cancel_meanwhile(*arguments: Any) -> Any:
         with workspace.journal(workspace.root.run(workspace.run_ids()[1]), "cancel") as journal:
             journal.write(CancelRequested())
         return submit_job(*arguments)
 
-    monkeypatch.setattr(starting, "_submit_group", cancel_meanwhile)
+    monkeypatch.setattr(starting._Group, "submit", cancel_meanwhile)
     run_ids, notes, _ = submit(workspace, spec, sweep=SWEEP, executor="slurm")
     assert [call.args for call in slurm.calls("scancel")] == [["8_1"]]
     assert [note for note in notes if run_ids[1] in note]

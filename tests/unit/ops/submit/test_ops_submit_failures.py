@@ -125,13 +125,13 @@ def test_what_may_exist_is_named_with_the_next_step_and_stays(
 def test_an_interrupted_sweep_finishes_the_run_that_it_is_at_and_creates_no_other(
     workspace: Workspace, spec: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
 ) -> None:
-    submit_job = start_module._submit_group
+    submit_job = start_module._Group.submit
 
     def interrupted(*arguments: Any) -> Any:
         signal.raise_signal(number)
         return submit_job(*arguments)
 
-    monkeypatch.setattr(start_module, "_submit_group", interrupted)
+    monkeypatch.setattr(start_module._Group, "submit", interrupted)
     with pytest.raises(SubmitInterrupted) as raised:
         submit(workspace, spec, sweep=SWEEP, executor="slurm")
     [run_id] = run_folders(workspace)
@@ -150,7 +150,7 @@ def test_a_second_interruption_ends_the_command_at_once_and_names_the_run_that_m
         signal.raise_signal(signal.SIGINT)
         raise AssertionError("not interrupted")
 
-    monkeypatch.setattr(start_module, "_submit_group", interrupted)
+    monkeypatch.setattr(start_module._Group, "submit", interrupted)
     with pytest.raises(SubmitInterrupted, match="perhaps submitted: ") as raised:
         submit(workspace, spec, executor="slurm")
     assert raised.value.run_ids == tuple(run_folders(workspace))

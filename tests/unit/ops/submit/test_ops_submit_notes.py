@@ -82,5 +82,5 @@ def test_a_runs_root_on_the_machines_own_file_system_is_noted(
     root: str, kind: str, place: str | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(notes_module, "mount_of", lambda _: Mount("/mnt", kind, "disk", frozenset()))
-    noted = notes_module._not_shared(Path(root))
+    noted = notes_module.notes_on_root(Path(root))
     assert [place in note for note in noted] == ([True] if place else []), noted

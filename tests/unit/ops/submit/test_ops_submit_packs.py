@@ -21,8 +21,8 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.resume import find_failed, resume_failed
 from slurmtrain.ops.shared import start as starting
-from slurmtrain.ops.shared.next_attempts import shares_job
 from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.shared_jobs import shares_job
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
 from slurmtrain.runtime.environment.node import read_launch
@@ -193,14 +193,14 @@ def test_a_run_whose_directory_was_deleted_takes_no_job_from_others(
 def test_a_cancel_while_a_pack_is_submitted_leaves_the_job_to_the_other(
     workspace: Workspace, slurm: SlurmCommands, spec: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit_job = starting._submit_group
+    submit_job = starting._Group.submit
 
     def cancel_meanwhile(*arguments: Any) -> Any:
         with workspace.journal(workspace.root.run(workspace.run_ids()[1]), "cancel") as journal:
             journal.write(CancelRequested())
         return submit_job(*arguments)
 
-    monkeypatch.setattr(starting, "_submit_group", cancel_meanwhile)
+    monkeypatch.setattr(starting._Group, "submit", cancel_meanwhile)
     run_ids = submit_five(workspace, spec)
     assert scancelled(slurm) == []
     assert [lease.ended_as(workspace.root.run(run_id), 1) for run_id in run_ids[:2]] == [None, "cancelled"]

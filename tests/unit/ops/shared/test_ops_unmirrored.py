@@ -12,9 +12,9 @@ from helpers.workspaces import build_run
 
 from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.trackers import describe_next, describe_refused, describe_unmirrored
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.unmirrored import describe_next, describe_refused, describe_unmirrored
 from slurmtrain.registry import queries
 from slurmtrain.registry.cells import Sent
 from slurmtrain.system.files import make_directory

@@ -146,7 +146,7 @@ def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
         failing = diagnosed.failing
         on = f" on {failing.host}" if failing.host else ""
         subject = f"rank {failing.rank}" if failing.rank is not None else "the command"
-        output.echo("", f"{subject}{on} failed first: it {failing.how}")
+        output.echo("", f"{subject}{on} failed first: it {failing.description}")
         for line in failing.last_lines:
             output.echo(f"  | {line}")
     # The first line already says how the attempt ended.

@@ -83,7 +83,7 @@ def compare_command(
         compared = compare_performance_of(workspace, observed.runs, question, baseline)
         for note in compared.notes:
             output.note(note)
-        rows = [row_json(each) for each in compared.runs]
+        rows = [each.to_dict() for each in compared.runs]
         if as_json:
             output.print_json(compared.to_json())
         elif as_csv:

@@ -21,7 +21,7 @@ from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.find import choose_all, of_sweep, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive, processes_of
 from slurmtrain.ops.shared.observe import Observed, observe
-from slurmtrain.ops.shared.shared_jobs import is_needed_by_others, leave
+from slurmtrain.ops.shared.shared_jobs import is_needed_by_others, leave_job
 from slurmtrain.ops.shared.slurm_jobs import live_jobs
 from slurmtrain.ops.shared.start_order import dependents, end_blocked
 from slurmtrain.ops.shared.workspace import Workspace
@@ -104,7 +104,7 @@ def cancel(workspace: Workspace, run_ids: Sequence[str], *, force: bool = False)
     for run in runs.values():
         # A rank that ignores signals may outlive its attempt, and its children may outlive a killed agent.
         if run.ended:
-            _kill(_processes(run))
+            _kill_trees(_processes(run))
         elif why := _request(workspace, run.id):
             unrecorded[run.id] = why
     ended = unreadable | end_unrecorded(
@@ -160,7 +160,7 @@ def _end(workspace: Workspace, run_ids: Sequence[str], *, force: bool) -> dict[s
         return runs
     waited = _wait(workspace, jobs, until=time.monotonic() + (0.0 if force else PATIENCE_S))
     while any(alive(run) for run in _local(waited.values())):
-        _kill(process for run in _local(waited.values()) for process in _processes(run))
+        _kill_trees(process for run in _local(waited.values()) for process in _processes(run))
         # Again: a rank may have started another process after its descendants were listed and before it ended.
         waited = _wait(workspace, jobs, until=time.monotonic() + 1.0)
     # Only Slurm knows the end of a job without agents.
@@ -242,7 +242,7 @@ def _processes(run: Run) -> list[Process]:
     return [Process.from_dict(process) for process in run.newest.processes] if run.newest else []
 
 
-def _kill(processes: Iterable[Process]) -> None:
+def _kill_trees(processes: Iterable[Process]) -> None:
     for process in processes:
         # The descendants are listed before anything is killed: orphans could no longer be traced to the run.
         for each in [process, *descendants(process)]:
@@ -256,7 +256,7 @@ def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> Non
         if run.executor != "slurm" or run.newest is None or not run.newest.job_id:
             continue
         if is_needed_by_others(workspace, run):
-            leave(workspace, workspace.root.run(run.id), run)
+            leave_job(workspace, workspace.root.run(run.id), run)
         else:
             job_ids.append(run.newest.job_id)
             if run.resources.get("grow"):
@@ -376,5 +376,5 @@ def _end_processes(directory: RunDir, run: Run | None, *, force: bool) -> bool:
         deadline = time.monotonic() + PATIENCE_S
         while any(process.alive() for process in processes) and time.monotonic() < deadline:
             time.sleep(_POLL_S)
-    _kill(processes)
+    _kill_trees(processes)
     return bool(kill_leftovers(directory)) or bool(processes)

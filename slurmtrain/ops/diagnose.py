@@ -6,7 +6,7 @@ import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime, tzinfo
 from functools import partial
 from pathlib import Path
@@ -60,7 +60,6 @@ class AttemptDiagnosis:
     def to_dict(self) -> dict[str, Any]:
         """What ``doctor RUN --json`` prints."""
         attempt, diagnosis = self.attempt, self.diagnosis
-        laggard = diagnosis.laggard
         return {
             "schema": SCHEMA,
             "run_id": self.run.id,
@@ -70,7 +69,7 @@ class AttemptDiagnosis:
             "reason": attempt.reason if attempt else self.run.reason,
             "root": match_json(diagnosis.root) if diagnosis.root else None,
             "others": [match_json(match) for match in diagnosis.others],
-            "laggard": {"ranks": list(laggard.ranks), "why": laggard.why} if laggard else None,
+            "laggard": asdict(diagnosis.laggard) if diagnosis.laggard else None,
             "ordered": diagnosis.ordered,
             "inherited": dict(attempt.inherited) if attempt else {},
             "failing": self.failing.to_dict() if self.failing else None,
@@ -82,14 +81,9 @@ def match_json(match: PatternMatch) -> dict[str, Any]:
     """FOUND of the JSON contract. ``at_by``: whether ``at`` is the time of the line or of its process's end."""
     first = match.first
     return {
-        "name": first.name,
-        "role": first.role,
-        "cause": first.cause,
-        "fix": first.fix,
+        **{name: getattr(first, name) for name in ("name", "role", "cause", "fix", "rank", "host")},
         "line": first.text,
         "log": first.origin,
-        "rank": first.rank,
-        "host": first.host,
         "at": iso(first.at),
         "at_by": None if first.at is None else "line" if first.exact else "exit",
         "count": match.count,
@@ -184,7 +178,8 @@ class FailedRank:
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
-        return {"rank": self.rank, "host": self.host, "how": self.description, "last_lines": list(self.last_lines)}
+        facts = asdict(self)
+        return {"how": facts.pop("description"), **facts}
 
 
 class AttemptJournals:
@@ -236,11 +231,11 @@ class AttemptJournals:
             description += f": {printable_line(str(failure['error']))}"
         lines = [printable_line(str(line)) for line in failure.get("last_lines") or ()]
         rank = failure["rank"]
-        host = self.hosts[rank] if rank is not None else self._host(first)
-        return FailedRank(rank, host, description, lines)
+        return FailedRank(rank, self.hosts[rank] if rank is not None else self._host(first), description, lines)
 
     def hits(self) -> Iterator[Hit]:
         """What the journals add to the logs: evidence of the agents, hangs, and the cause of the attempt's end."""
+        journaled = partial(Hit, text="", origin=_JOURNALS)
         for end in self._ends:
             yield from _evidence_hits(end, self._host(end))
         # As in ``show``: only all nodes together can name the culprits, a single one cannot.
@@ -253,46 +248,26 @@ class AttemptJournals:
             raised += "run.pause() gives it longer"
         for number, hang in enumerate(facts["hangs"]):
             first = next(iter(hang["culprits"]), None)
-            yield Hit(
-                name="hang",
-                role=ROOT,
-                cause=f"no step was finished for too long: {hang['why']}",
-                fix=(_LOADER_FIX if LOADER_WAIT in hang["why"] else _FIXES["hang"]) + raised,
-                text="",
-                origin=_JOURNALS,
-                rank=first,
-                host=self.hosts.get(first, "") if first is not None else "",
-                at=datetime.fromisoformat(hang["at"]).timestamp(),
-                exact=True,
-                line=number,
-            )
+            fix = (_LOADER_FIX if LOADER_WAIT in hang["why"] else _FIXES["hang"]) + raised
+            cause = f"no step was finished for too long: {hang['why']}"
+            host = self.hosts.get(first, "") if first is not None else ""
+            at = datetime.fromisoformat(hang["at"]).timestamp()
+            hit = journaled(name="hang", role=ROOT, cause=cause, fix=fix, at=at, exact=True, line=number)
+            yield replace(hit, rank=first, host=host)
         for number, passed_over in enumerate(facts["passed_over"]):
-            yield Hit(
-                name="passed_over",
-                role=NOTE,
-                cause=f"its ranks did not continue from {passed_over['path']}, since {passed_over['why']}",
-                fix=_FIX_PASSED_OVER,
-                text="",
-                origin=_JOURNALS,
-                at=datetime.fromisoformat(passed_over["at"]).timestamp(),
-                exact=True,
-                line=number,
-            )
+            cause = f"its ranks did not continue from {passed_over['path']}, since {passed_over['why']}"
+            at = datetime.fromisoformat(passed_over["at"]).timestamp()
+            fix = _FIX_PASSED_OVER
+            yield journaled(name="passed_over", role=NOTE, cause=cause, fix=fix, at=at, exact=True, line=number)
         if apart := str(self.attempt.evidence.get(APART) or ""):
             problem, _, fix = apart.partition("; ")
-            yield Hit(name=APART, role=NOTE, cause=problem, fix=fix, text="", origin=_JOURNALS)
-        cause = self.attempt.cause
+            yield journaled(name=APART, role=NOTE, cause=problem, fix=fix)
+        ended = self.attempt.cause
         is_requeued = self.attempt.policy is None or policy_of(self.attempt).enabled
-        if cause in _FIXES:
-            yield Hit(
-                name=OUTCOME,
-                role=CONFIRMATION,
-                cause=self.attempt.reason or cause,
-                fix=_NOT_REQUEUED if cause == "preempted" and not is_requeued else _FIXES[cause],
-                text="",
-                origin=_JOURNALS,
-                at=self.attempt.ended_at,
-            )
+        if ended in _FIXES:
+            fix = _NOT_REQUEUED if ended == "preempted" and not is_requeued else _FIXES[ended]
+            cause = self.attempt.reason or ended
+            yield journaled(name=OUTCOME, role=CONFIRMATION, cause=cause, fix=fix, at=self.attempt.ended_at)
 
     def _host(self, event: AnyEvent) -> str:
         return self.attempt.hosts.get(node_of(event.source), "")
@@ -315,23 +290,16 @@ def suspended(reason: str, job_id: str | None) -> Hit:
 
 def _evidence_hits(end: Event[NodeEnded], host: str) -> Iterator[Hit]:
     """What an agent saw on its node after the ranks had ended: processes killed by the kernel, GPU errors."""
-    attributes: dict[str, Any] = {
-        "name": "evidence",
-        "text": "",
-        "origin": end.source,
-        "host": host,
-        "at": end.payload.failed_at or end.time,
-    }
+    evidence_hit = partial(Hit, name="evidence", origin=end.source, host=host, at=end.payload.failed_at or end.time)
     evidence = end.payload.evidence
     if kills := evidence.get("oom_kills"):
         limit = evidence.get("memory_limit")
         share = f", whose limit is {limit / 2**30:.1f} GiB" if isinstance(limit, int | float) and limit else ""
         cause = f"memory was full: the kernel killed {kills} process(es) of the job{share}"
-        yield Hit(role=ROOT, cause=cause, fix=_FIXES["oom"], **attributes)
+        yield evidence_hit(role=ROOT, cause=cause, fix=_FIXES["oom"], text="")
     for error in evidence.get("xids") or ():
         role, cause, fix = explain_xid(int(error["code"]), str(error.get("bus") or ""))
-        attributes["text"] = printable_line(str(error.get("line") or ""))
-        yield Hit(role=role, cause=cause, fix=fix, **attributes)
+        yield evidence_hit(role=role, cause=cause, fix=fix, text=printable_line(str(error.get("line") or "")))
 
 
 def printable_line(line: str) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -82,10 +82,7 @@ class Pruned:
                 }
                 for each in self.checkpoints
             ],
-            "leftovers": [
-                {"path": str(leftover.path), "bytes": leftover.bytes, "complete": leftover.complete}
-                for leftover in self.leftovers
-            ],
+            "leftovers": [{**asdict(leftover), "path": str(leftover.path)} for leftover in self.leftovers],
             "bytes": self.bytes,
             "problems": self.problems,
         }

@@ -109,7 +109,7 @@ def resume(
         held = HeldRun(directory, lock, cancels(directory))
         run = observe_run(workspace, run_id, ask_slurm=True)
         observe_upstreams(workspace, directory)
-        _check_over(workspace, run, step, changes=bool(overrides) or from_start)
+        _check_resumable(workspace, run, step, changes=bool(overrides) or from_start)
         attempt = _next_attempt(workspace, held, run, overrides, time.monotonic() + _EXIT_S)
         attempt = replace(attempt, from_start=from_start)
         _check_next(workspace, run, attempt, locks)
@@ -124,7 +124,7 @@ def resume(
     return run_id, [*notes, *_dependents_to_resume(workspace, [run_id])]
 
 
-def _check_over(workspace: Workspace, run: Run, step: int | None, *, changes: bool) -> None:
+def _check_resumable(workspace: Workspace, run: Run, step: int | None, *, changes: bool) -> None:
     """Check that a run can go on: from a ``step``, if there is one; ``changes``: the user asks for something else.
 
     Raises RunBusy; NoCheckpoint if there is no checkpoint of the step, or a damaged one; NotAvailable.
@@ -205,8 +205,8 @@ def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: cont
     from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints
 
     # Checkpoints in the run's own directory are put aside.
-    found = (each.path for each in find_checkpoints(Search.from_plan(plan, directory)))
-    if outside := next((path for path in found if not path.is_relative_to(directory.checkpoints)), None):
+    paths = (each.path for each in find_checkpoints(Search.from_plan(plan, directory)))
+    if outside := next((path for path in paths if not path.is_relative_to(directory.checkpoints)), None):
         raise UserError(
             f"the script of run {run.id} finds its checkpoints itself ('checkpoint.format: own') and would continue "
             f"from {outside}; move what matches {plan.spec.checkpoint.glob!r} away, then start over"

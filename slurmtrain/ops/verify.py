@@ -6,7 +6,7 @@ import contextlib
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -48,13 +48,7 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """CHECKED of the JSON that ``verify`` prints."""
-        return {
-            "step": self.step,
-            "path": str(self.path),
-            "bytes": self.bytes,
-            "result": self.result,
-            "reason": self.reason,
-        }
+        return {**asdict(self), "path": str(self.path)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,8 +191,7 @@ class _Verifier:
             for future in futures:
                 size, problem = future.result()
                 problems += [problem] if problem else []
-                self._compared_bytes += size
-                self._show(self._compared_bytes, self._total_bytes)
+                self._note(size)
             return _result_of(path, manifest, problems)
 
         return result
@@ -216,11 +209,15 @@ class _Verifier:
             except OSError as error:
                 reason = f"it cannot be read: {describe_os_error(error)}"
             finally:
-                self._compared_bytes += size
-                self._show(self._compared_bytes, self._total_bytes)
+                self._note(size)
             return Checked(path, step, size, "bad" if reason else "good", reason or None)
 
         return result
+
+    def _note(self, size: int) -> None:
+        """So many more bytes are compared."""
+        self._compared_bytes += size
+        self._show(self._compared_bytes, self._total_bytes)
 
     def _check(self, path: Path, manifest: checkpoint_files.Manifest, name: str) -> tuple[int, str]:
         try:

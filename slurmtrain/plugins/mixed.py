@@ -299,12 +299,8 @@ class SampleMemory:
         self._before = 0
         # The most samples that a measured step had at once.
         self._samples = 0
-        self._most: int | None = None
-
-    @property
-    def most(self) -> int | None:
+        self.most: int | None = None
         """How many samples fit; None on the CPU, or as long as that is unknown."""
-        return self._most
 
     def begin(self) -> None:
         """Begin a step that is measured."""
@@ -317,7 +313,7 @@ class SampleMemory:
             return
         self._samples = samples
         _, total = torch.cuda.mem_get_info(self._device)
-        self._most = samples_that_fit(
+        self.most = samples_that_fit(
             total=total,
             before=self._before,
             peak=torch.cuda.max_memory_allocated(self._device),

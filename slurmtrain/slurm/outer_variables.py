@@ -63,14 +63,6 @@ def environment_of_job(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in scrubbed(environ).items() if name not in GPU_VARIABLES}
 
 
-def _set_by(plan: Plan) -> frozenset[str]:
-    """The options of sbatch that a plan sets, and its keys that stand for some."""
-    resources = plan.spec.resources
-    keys = {"resources.mem": resources.mem is not None, "resources.time": resources.time is not None,
-            "resources.gpus_per_node": resources.most_gpus > 0}  # fmt: skip
-    return frozenset({*named_options(plan.spec.slurm), *(key for key, is_set in keys.items() if is_set)})
-
-
 def notes_on_ranks(plans: Sequence[Plan]) -> list[str]:
     """A line at most with the variables of this environment that decide what ranks run, or how."""
     reach = describe_variables({name: value for plan in plans for name, value in telling_variables(plan).items()})
@@ -83,7 +75,12 @@ def notes(plans: Sequence[Plan]) -> list[str]:
     places = (counting_variables(plan, environ=environ) for plan in plans)
     counts = describe_variables({name: value for each in places for name, value in each.items()})
     # The runs of a sweep mostly set the same options, which are then looked at once.
-    owns = dict.fromkeys(map(_set_by, plans))
+    owns: dict[frozenset[str], None] = {}
+    for plan in plans:
+        resources = plan.spec.resources
+        keys = {"resources.mem": resources.mem is not None, "resources.time": resources.time is not None,
+                "resources.gpus_per_node": resources.most_gpus > 0}  # fmt: skip
+        owns[frozenset({*named_options(plan.spec.slurm), *(key for key, is_set in keys.items() if is_set)})] = None
     lost = dict.fromkeys(text for own in owns for text in without_effect(os.environ, own, OPTIONS))
     parts = [f"from this environment: {counts}"] if counts else []
     return [*parts, *([f"without effect in this environment: {', '.join(lost)}"] if lost else [])]

@@ -55,19 +55,9 @@ _REASONS = {
     "JobHeldAdmin": "it is held by an administrator, or was started again too often; ask them, or submit it anew",
     "JobHoldMaxRequeue": "it was started again too often (MaxBatchRequeue); 'slurmtrain sync' or 'watch' replaces it",
     "ReqNodeNotAvail": "a node that it needs is down, drained or reserved",
-    "NodeDown": "a node that it needs is down",
     "BadConstraints": "no node can satisfy its constraints; cancel it and ask for less",
-    "PartitionDown": "its partition is down",
     "PartitionNodeLimit": "it asks for more nodes than its partition allows; cancel it and ask for fewer",
     "PartitionTimeLimit": "its time limit is longer than its partition allows; cancel it and ask for less",
-    "InvalidAccount": "its account is not valid",
-    "InvalidQOS": "its QOS is not valid",
-    "AssociationJobLimit": "its account runs as many jobs as it may",
-    "AssociationResourceLimit": "its account uses as much as it may",
-    "AssociationTimeLimit": "its account has used up its time",
-    "QOSJobLimit": "its QOS runs as many jobs as it may",
-    "QOSResourceLimit": "its QOS uses as much as it may",
-    "QOSTimeLimit": "its QOS has used up its time",
     "Licenses": "a license that it needs is in use",
     "Reservation": "its reservation has not begun",
     "JobArrayTaskLimit": "its array runs as many tasks as it may",
@@ -78,7 +68,7 @@ _REASONS = {
         "it was started again too often (MaxBatchRequeue); 'slurmtrain sync' or 'watch' replaces it"
     ),
 }
-_REASON_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)(\w*)")
+_REASON_LIMIT = re.compile(r"(QOS|Assoc)(?:Grp\w*|Max\w*|\w*Limit)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -345,30 +335,27 @@ def read_time(text: str) -> float | None:
     return None
 
 
+_DURATION = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
+
+
 def read_duration(text: str) -> float | None:
     """Seconds from Slurm's ``days-hours:minutes:seconds``; None for UNLIMITED and anything that is not a duration.
 
     After days, the first number is hours; without days, one number is minutes and two are minutes and seconds
     (sbatch(1), ``--time``).
     """
-    days, dash, rest = text.partition("-")
-    if not dash:
-        days, rest = "0", text
-    parts = rest.split(":")
-    try:
-        numbers = [int(part) for part in parts]
-        whole_days = int(days)
-    except ValueError:
+    match = _DURATION.fullmatch(text)
+    if match is None:
         return None
-    if len(numbers) > 3:
-        return None
-    if dash:
+    days, *parts = match.groups()
+    numbers = [int(part) for part in parts if part is not None]
+    if days is not None:
         hours, minutes, seconds = [*numbers, 0, 0][:3]
     elif len(numbers) == 1:
         hours, minutes, seconds = 0, numbers[0], 0
     else:
         hours, minutes, seconds = [0, *numbers][-3:]
-    return float(((whole_days * 24 + hours) * 60 + minutes) * 60 + seconds)
+    return float(((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds)
 
 
 def bare_reason(code: str) -> str:

@@ -115,7 +115,15 @@ class SlurmQueue:
                 listed = _ask_soon("squeue", "--me", "--noheader", "--array", "--format=%i").split() if after else []
                 present = {each.removesuffix("+0") for each in listed}
                 queued = [each for each in after if each in present]
-            is_forbidden = _requeue_always(job_id)
+            is_forbidden = False
+            try:
+                _ask_soon("scontrol", "requeue", "incomplete", job_id)
+            except SlurmDown:
+                is_forbidden = read_job(_ask_soon("scontrol", "show", "job", job_id)).get("Requeue") == "0"
+                if not is_forbidden:
+                    raise
+                _ask_soon("scontrol", "update", f"JobId={job_id}", "Requeue=1")
+                _ask_soon("scontrol", "requeue", "incomplete", job_id)
             # Without this, the job starts too early once more, which costs some seconds.
             with contextlib.suppress(SlurmDown):
                 later = f"Dependency={describe_after(queued)}" if queued else f"StartTime=now+{math.ceil(delay_s)}"
@@ -190,19 +198,6 @@ class PackQueue:
             intent: the file that the batch script looks for.
         """
         self.requeue_job(job_id, (), delay_s, intent)
-
-
-def _requeue_always(job_id: str) -> bool:
-    """Requeue a job; returns whether it may not be requeued, which has to be said again then. Raises SlurmDown."""
-    try:
-        _ask_soon("scontrol", "requeue", "incomplete", job_id)
-    except SlurmDown:
-        if read_job(_ask_soon("scontrol", "show", "job", job_id)).get("Requeue") != "0":
-            raise
-        _ask_soon("scontrol", "update", f"JobId={job_id}", "Requeue=1")
-        _ask_soon("scontrol", "requeue", "incomplete", job_id)
-        return True
-    return False
 
 
 def move_behind(job_id: str, dependency: str, *, at_once: bool) -> None:

@@ -356,7 +356,15 @@ def new_observations(run: Run, queue: Queue, accounting: Accounting | None, now:
         # An element of an array that was cancelled before it began: nothing is left of it if other elements have not
         # begun either, as Slurm takes it out of their common row, in accounting some time later (seen on 22.05, 24.11).
         is_cancelled = never_began and accounting.knows_array_of(newest.job_id)
-        observations += _observe_absence(newest, now, is_cancelled=is_cancelled)
+        # Imported here: creating the event classes takes longer than a query that finds nothing new.
+        from slurmtrain.model.run.events.command_events import JobObserved
+
+        absent = JobObserved(job_id=newest.job_id, restart=newest.restart, source="squeue, sacct", state=ABSENT)
+        if newest.absent_since is None:
+            observations.append(absent)
+        elif now - newest.absent_since >= GIVEN_UP_S:
+            reason = None if is_cancelled else "Slurm knows nothing of its job any more, and it did not say its end"
+            observations.append(replace(absent, state="CANCELLED" if is_cancelled else GONE, reason=reason))
     return observations
 
 
@@ -397,21 +405,6 @@ def _observe_queued(
     if attempt is None or reappeared or not attempt.handed_over:
         return [_observed(job, newest.job_id, restart, "squeue")]
     return []
-
-
-def _observe_absence(newest: Attempt, now: float, *, is_cancelled: bool) -> list[JobObserved]:
-    # Imported here: creating the event classes takes longer than a query that finds nothing new.
-    from slurmtrain.model.run.events.command_events import JobObserved
-
-    absent = JobObserved(job_id=newest.job_id, restart=newest.restart, source="squeue, sacct", state=ABSENT)
-    if newest.absent_since is None:
-        return [absent]
-    if now - newest.absent_since < GIVEN_UP_S:
-        return []
-    if is_cancelled:
-        return [replace(absent, state="CANCELLED")]
-    reason = "Slurm knows nothing of its job any more, and it did not say its end"
-    return [replace(absent, state=GONE, reason=reason)]
 
 
 def _observed(job: Job, job_id: str, restart: int, source: str) -> JobObserved:

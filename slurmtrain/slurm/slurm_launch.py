@@ -163,7 +163,18 @@ def launch(launcher: subprocess.Popen[str], request: Request, locks: Sequence[in
     # A launcher that was killed has printed nothing, but sbatch may have finished by then; any other replies, unless
     # Python itself did not start.
     failure = reply.get("failure", "failed" if launcher.returncode > 0 else "unsure")
-    raise _launch_error(printed or f"exit code {launcher.returncode}", failure)
+    problem = printed or f"exit code {launcher.returncode}"
+    lower = problem.lower()
+    if failure == "unsure" or (failure == "refused" and any(text in lower for text in _UNSURE)):
+        raise SubmissionUncertain(
+            f"Slurm may have taken the job or not ({problem}): 'slurmtrain sync' finds out, and submits it if not"
+        )
+    if failure == "failed":
+        raise LaunchError(f"the job could not be submitted: sbatch was not called ({problem})")
+    if any(text in lower for text in _DOWN):
+        raise LaunchError(f"the job could not be submitted to Slurm; try again later ({problem})")
+    hint = next((hint for text, hint in _HINTS.items() if text in lower), None)
+    raise RequestRefused(f"Slurm refused the job: {problem}" + (f"; {hint}" if hint else ""))
 
 
 def is_submitting(submission: SubmissionDir | ArrayDir) -> bool:
@@ -173,18 +184,3 @@ def is_submitting(submission: SubmissionDir | ArrayDir) -> bool:
         Path(os.fsdecode(words[0])).name == "sbatch" or b"slurmtrain.slurm.sbatch_process" in words
         for words in commands
     )
-
-
-def _launch_error(problem: str, failure: str) -> LaunchError | RequestRefused:
-    """The error for what the launcher printed. ``failure``: ``refused``, ``failed`` (no job) or ``unsure``."""
-    lower = problem.lower()
-    if failure == "unsure" or (failure == "refused" and any(text in lower for text in _UNSURE)):
-        return SubmissionUncertain(
-            f"Slurm may have taken the job or not ({problem}): 'slurmtrain sync' finds out, and submits it if not"
-        )
-    if failure == "failed":
-        return LaunchError(f"the job could not be submitted: sbatch was not called ({problem})")
-    if any(text in lower for text in _DOWN):
-        return LaunchError(f"the job could not be submitted to Slurm; try again later ({problem})")
-    hint = next((hint for text, hint in _HINTS.items() if text in lower), None)
-    return RequestRefused(f"Slurm refused the job: {problem}" + (f"; {hint}" if hint else ""))

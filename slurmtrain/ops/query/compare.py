@@ -65,10 +65,10 @@ class Answer:
             settings = self.settings_of(group.runs[0])
             shared = {name: value for name, value in settings.items() if name not in over}
             seeds = {name: [run.settings.get(name) for run in group.runs] for name in settings if name in over}
-            spreads = {
-                name: {"last": _spread(group.spread(name)), "best": _spread(group.spread(name, best=True))}
-                for name in self.metrics
-            }
+            spreads = {}
+            for name in self.metrics:
+                both = {"last": group.spread(name), "best": group.spread(name, best=True)}
+                spreads[name] = {kind: spread and asdict(spread) for kind, spread in both.items()}
             ids, name = [run.id for run in group.runs], group.runs[0].name
             as_json.append({"runs": ids, "name": name, "settings": shared, "seeds": seeds, "metrics": spreads})
         return {
@@ -149,19 +149,25 @@ def put_side_by_side(
             if summary is not None and not larger_better:
                 best = (summary.min, summary.min_step)
             scores[name] = Score(value_of(record, fields[name]), *(best or ()))
-        settings = spec_settings(workspace, record, run, notes)
-        settings |= {f"git.{name}": value for name, value in (record["git"] or {}).items()}
-        # The software that it ran with, as the preflight of its first node found it.
-        findings = (finding for of_node in findings_json(workspace, run).values() for finding in of_node)
-        evidence = (each.get("evidence") for each in findings if each.get("check") == "versions")
-        versions = next((each for each in evidence if isinstance(each, Mapping)), {})
-        settings |= {f"versions.{name}": value for name, value in versions.items() if isinstance(value, str)}
-        settings["executor"] = record["executor"]
+        settings = _settings(workspace, record, run, notes)
         compared.append(Compared(run.id, record["name"], record["state"], settings, scores))
     by_metric = criterion.name.removeprefix(_METRICS) if criterion else None
     comparison = compare_runs(compared, by_metric, larger=bool(criterion and criterion.larger), over=question.over)
     ranged = [name for name in chosen if fields[name] != name]
     return Answer(comparison, criterion, chosen, ranged, notes)
+
+
+def _settings(workspace: Workspace, record: Mapping[str, Any], run: Run, notes: list[str]) -> dict[str, Any]:
+    """As :func:`spec_settings`, with the revision, the software that its preflight found, and the executor."""
+    findings = (finding for of_node in findings_json(workspace, run).values() for finding in of_node)
+    evidence = (each.get("evidence") for each in findings if each.get("check") == "versions")
+    versions = next((each for each in evidence if isinstance(each, Mapping)), {})
+    return {
+        **spec_settings(workspace, record, run, notes),
+        **{f"git.{name}": value for name, value in (record["git"] or {}).items()},
+        **{f"versions.{name}": value for name, value in versions.items() if isinstance(value, str)},
+        "executor": record["executor"],
+    }
 
 
 def spec_settings(workspace: Workspace, record: Mapping[str, Any], run: Run, notes: list[str]) -> dict[str, Any]:
@@ -204,10 +210,6 @@ def spec_settings(workspace: Workspace, record: Mapping[str, Any], run: Run, not
 def _mapping_of(data: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     section = data.get(name)
     return section if isinstance(section, Mapping) else {}
-
-
-def _spread(spread: Spread | None) -> dict[str, float | None] | None:
-    return None if spread is None else asdict(spread)
 
 
 # The best of so many are read where there are more.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import CheckpointError, PathError, RunUnreadable, UserError
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 _MOST_BYTES = 1 << 20
 _MOST_LINES = 10_000
 Pair = tuple[Any, Any]
-# Of the interpreter says the section on environments more.
-_NOT_OF_SPEC = ("python",)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,14 +53,7 @@ class CodeDifference:
 
     def to_json(self) -> dict[str, Any]:
         """This as JSON."""
-        files = {name: list(paths) for name, paths in (self.files._asdict() if self.files else {}).items()}
-        return {
-            "versions": list(self.versions),
-            "same": self.same,
-            "why": self.why,
-            "files": files or None,
-            "lines": list(self.lines),
-        }
+        return {**asdict(self), "files": self.files._asdict() if self.files else None}
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,19 +87,13 @@ class RunDifference:
         """What ``diff --json`` prints."""
         return {
             "schema": SCHEMA,
-            "runs": list(self.runs),
-            "spec": {key: list(pair) for key, pair in self.spec.items()},
+            "runs": self.runs,
+            "spec": self.spec,
             "code": self.code.to_json(),
-            "environment": {
-                kind: {name: list(pair) for name, pair in changes.items()} for kind, changes in self.environment.items()
-            },
-            "result": {name: list(pair) for name, pair in self.result.items()},
+            "environment": self.environment,
+            "result": self.result,
             "metrics": {name: divergence.to_dict() for name, divergence in self.metrics.items()},
-            "checkpoints": {
-                "equal": self.checkpoints.equal,
-                "step": self.checkpoints.step,
-                "why": self.checkpoints.why,
-            },
+            "checkpoints": asdict(self.checkpoints),
         }
 
 
@@ -132,10 +118,13 @@ def diff(workspace: Workspace, first: str, second: str, *, lines: bool = False) 
     records = (run_json(workspace, observed.runs[ids[0]]), run_json(workspace, observed.runs[ids[1]]))
     notes = list(observed.warnings())
     settings = [spec_settings(workspace, record, run, notes) for record, run in zip(records, runs, strict=True)]
+    # Of the interpreter says the section on environments more.
+    keys = [name for name in dict.fromkeys((*settings[0], *settings[1])) if name != "python"]
+    pairs = {name: (settings[0].get(name), settings[1].get(name)) for name in keys}
     environments = [newest_environment(workspace, run) for run in runs]
     return RunDifference(
         runs=records,
-        spec=_differing(*settings),
+        spec={name: pair for name, pair in pairs.items() if identity(pair[0]) != identity(pair[1])},
         code=_code_difference(workspace, runs, records, notes, lines=lines),
         environment=compare_environments(*environments),
         result={**_outcomes(workspace, runs, records), **_metrics(workspace, records)},
@@ -143,12 +132,6 @@ def diff(workspace: Workspace, first: str, second: str, *, lines: bool = False) 
         checkpoints=_checkpoints(workspace, runs),
         notes=notes,
     )
-
-
-def _differing(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Pair]:
-    names = [name for name in dict.fromkeys((*first, *second)) if name not in _NOT_OF_SPEC]
-    pairs = {name: (first.get(name), second.get(name)) for name in names}
-    return {name: pair for name, pair in pairs.items() if identity(pair[0]) != identity(pair[1])}
 
 
 # --- code -------------------------------------------------------------------------------------------------------------
@@ -164,33 +147,30 @@ def _code_difference(
 ) -> CodeDifference:
     first, second = (_snapshot(workspace, run, notes) for run in runs)
     revisions = (describe_revision(records[0]["git"]), describe_revision(records[1]["git"]))
-    if first is not None and second is not None:
-        named = (f"snapshot {first.short_hash}", f"snapshot {second.short_hash}")
-        if first.hash == second.hash:
-            return CodeDifference(versions=named, same=True)
-        directory = workspace.root.run(runs[0].id)
-        try:
-            files = compare_manifests(
-                read_code_manifest(directory, first.hash), read_code_manifest(directory, second.hash)
-            )
-            text = differing_lines(directory, first.hash, second.hash, files) if lines else ()
-        except PathError as error:
-            why = f"how they differ is not known: {str(error).partition('; ')[0]}"
-            return CodeDifference(versions=named, same=False, why=why)
-        return CodeDifference(versions=named, same=False, files=files, lines=text)
-    versions = tuple(
+    earlier, later = (
         f"snapshot {snapshot.short_hash}" if snapshot is not None else revision or "no snapshot, and no revision"
         for snapshot, revision in zip((first, second), revisions, strict=True)
     )
-    pair = (versions[0], versions[1])
+    difference = partial(CodeDifference, versions=(earlier, later))
+    if first is not None and second is not None:
+        if first.hash == second.hash:
+            return difference(same=True)
+        directory = workspace.root.run(runs[0].id)
+        try:
+            manifests = (read_code_manifest(directory, each.hash) for each in (first, second))
+            files = compare_manifests(*manifests)
+            text = differing_lines(directory, first.hash, second.hash, files) if lines else ()
+        except PathError as error:
+            return difference(same=False, why=f"how they differ is not known: {str(error).partition('; ')[0]}")
+        return difference(same=False, files=files, lines=text)
     if first is None and second is None and all(revisions):
         differences = [workspace.root.run(run.id).code_difference for run in runs]
         # There is no file if the code was clean, or if its difference was too long to keep (Provenance).
         texts = [path.read_bytes() if path.is_file() else b"" for path in differences]
         if revisions[0] != revisions[1] or texts[0] != texts[1]:
-            return CodeDifference(versions=pair, same=False, why="they have no snapshots, only these revisions")
-        return CodeDifference(versions=pair, same=True, why="as far as git knows: they have no snapshots")
-    return CodeDifference(versions=pair, same=None, why="not both have a snapshot, or a revision")
+            return difference(same=False, why="they have no snapshots, only these revisions")
+        return difference(same=True, why="as far as git knows: they have no snapshots")
+    return difference(same=None, why="not both have a snapshot, or a revision")
 
 
 def _snapshot(workspace: Workspace, run: Run, notes: list[str]) -> CodeSnapshot | None:
@@ -231,10 +211,10 @@ def _texts_of_files(run: RunDir, name: str, paths: Collection[str]) -> dict[str,
     """The lines of some files of a snapshot; None for what is no text, or too large. Raises PathError."""
     if not paths:
         return {}
-    return {file.path: _lines_of(file, content) for file, content in read_code(run, name) if file.path in paths}
+    return {file.path: _text_lines(file, content) for file, content in read_code(run, name) if file.path in paths}
 
 
-def _lines_of(file: CodeFile, content: bytes) -> list[str] | None:
+def _text_lines(file: CodeFile, content: bytes) -> list[str] | None:
     if file.kind == LINK:
         return [f"a link to {file.digest}"]
     if len(content) > _MOST_BYTES or b"\0" in content:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 from slurmtrain.errors import PathError, UserError
@@ -42,6 +43,10 @@ _REASONS = {
 }
 
 
+# When training stood still, in seconds since 1970, and for how many seconds.
+_Stall = tuple[float, float]
+
+
 # --- figures of runs --------------------------------------------------------------------------------------------------
 
 
@@ -70,6 +75,11 @@ class Performance:
     utilization: float | None = None
     """How busy the GPUs were while it trained, else the processors of its nodes, in percent."""
 
+    speedup: float | None = None
+    """How many times as fast as the baseline it was."""
+    of_ideal: float | None = None
+    """The speed-up divided by how many times as many GPUs (or processes on CPUs) it had."""
+
     @property
     def workers(self) -> int | None:
         """What its cost and the ideal are counted in: GPUs, or processes if they trained on CPUs."""
@@ -82,36 +92,24 @@ class Performance:
             return None
         return 1000 / self.steps_per_second * self.workers / 3600
 
-
-@dataclass(frozen=True, slots=True)
-class PerformanceRow:
-    """A run, and how many times as fast as the baseline it was; None: unknown."""
-
-    performance: Performance
-    speedup: float | None
-    of_ideal: float | None
-    """The speed-up divided by how many times as many GPUs (or processes on CPUs) it had."""
+    def to_dict(self) -> dict[str, Any]:
+        """A run in what ``compare --performance --json`` prints."""
+        facts = asdict(self)
+        compared = {name: facts.pop(name) for name in ("speedup", "of_ideal")}
+        return {**facts, "hours_per_1000_steps": self.hours_per_1000_steps, **compared}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Stall:
-    """Training stood still for ``seconds`` from ``at`` on, in seconds since 1970."""
-
-    at: float
-    seconds: float
-
-
-def rate_of_steps(steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = ()) -> float | None:
+def rate_of_steps(steps: Sequence[int], times: Sequence[float], stalls: Iterable[_Stall] = ()) -> float | None:
     """How many steps ranks made in a second, from the first finished step to the last; None: they made too few.
 
     Args:
         steps: The numbers of finished steps, in order, since these ranks were started.
         times: When each was finished, in seconds since 1970.
-        stalls: When they stood still for a save: that does not count.
+        stalls: When they stood still for a save, and for how many seconds: that does not count.
     """
     if len(steps) < 2:
         return None
-    stalled = sum(stall.seconds for stall in stalls if times[0] <= stall.at < times[-1])
+    stalled = sum(seconds for at, seconds in stalls if times[0] <= at < times[-1])
     seconds = times[-1] - times[0] - stalled
     return (steps[-1] - steps[0]) / seconds if seconds > 0 and steps[-1] > steps[0] else None
 
@@ -121,7 +119,7 @@ def choose_baseline(runs: Sequence[Performance]) -> Performance:
     return min(runs, key=lambda run: (run.workers is None, run.workers or 0))
 
 
-def compare_performance(runs: Sequence[Performance], baseline: Performance) -> list[PerformanceRow]:
+def compare_performance(runs: Sequence[Performance], baseline: Performance) -> list[Performance]:
     """Each run compared with the baseline, runs with fewer GPUs first.
 
     Samples per second are compared if both have them; else steps, which have equally many samples if the batch counts
@@ -142,7 +140,7 @@ def compare_performance(runs: Sequence[Performance], baseline: Performance) -> l
         of_ideal = None
         if speedup is not None and run.workers and baseline.workers:
             of_ideal = speedup * baseline.workers / run.workers
-        rows.append(PerformanceRow(run, speedup, of_ideal))
+        rows.append(replace(run, speedup=speedup, of_ideal=of_ideal))
     return rows
 
 
@@ -154,22 +152,12 @@ class PerformanceAnswer:
     """Runs compared with a baseline. ``notes``: what cannot be read, and why some values are not known."""
 
     baseline: Performance
-    runs: Sequence[PerformanceRow]
+    runs: Sequence[Performance]
     notes: Sequence[str]
 
     def to_json(self) -> dict[str, Any]:
         """What ``compare --performance --json`` prints."""
-        return {"schema": SCHEMA, "baseline": self.baseline.id, "runs": [row_json(each) for each in self.runs]}
-
-
-def row_json(compared: PerformanceRow) -> dict[str, Any]:
-    """A run of the JSON."""
-    return {
-        **asdict(compared.performance),
-        "hours_per_1000_steps": compared.performance.hours_per_1000_steps,
-        "speedup": compared.speedup,
-        "of_ideal": compared.of_ideal,
-    }
+        return {"schema": SCHEMA, "baseline": self.baseline.id, "runs": [each.to_dict() for each in self.runs]}
 
 
 def compare_performance_of(
@@ -275,7 +263,7 @@ def _of_start(run: Run, directory: RunDir, start: _Start, unknown: Performance) 
     on_gpus = any(each.memory == "gpu" for each in measured) or bool(figures.memory)
     gpus = round(mean_gpus(run.resources) * len(workers)) or (processes if on_gpus else 0)
     stalls = [
-        Stall(at=each.saved_at - (each.seconds or 0.0), seconds=each.stall_s)
+        (each.saved_at - (each.seconds or 0.0), each.stall_s)
         for each in run.checkpoints
         if each.attempt == attempt.number and each.stall_s
     ]
@@ -283,7 +271,12 @@ def _of_start(run: Run, directory: RunDir, start: _Start, unknown: Performance) 
     counted = next((each for each in measured if each.samples and each.steps), None)
     samples = rate * counted.samples / counted.steps if rate and counted else None  # type: ignore[operator]
     epoch = counted.epoch_samples if counted else None
-    memory_bytes, memory = _memory(measured, figures)
+    # Of the rank or GPU that needed the most.
+    noted = [(each.peak_bytes, each.memory) for each in measured if each.peak_bytes]
+    on_gpu = [each for each in noted if each[1] == "gpu"]
+    memory_bytes, memory = max(on_gpu or noted, default=(None, None))
+    if not on_gpu and figures.memory:
+        memory_bytes, memory = int(max(figures.memory) * _MEGABYTE), "device"
     return replace(
         unknown,
         nodes=len(workers) or None,
@@ -295,7 +288,7 @@ def _of_start(run: Run, directory: RunDir, start: _Start, unknown: Performance) 
         total_seconds=run.total_steps / rate if rate and run.total_steps else None,
         memory_bytes=memory_bytes,
         memory=memory,
-        utilization=figures.utilization,
+        utilization=fmean(figures.use) if figures.use else None,
     )
 
 
@@ -315,26 +308,12 @@ def _workers(journals: Iterable[JournalFile], start: _Start) -> dict[int, Worker
     return workers
 
 
-def _memory(measured: Iterable[RankMeasured], figures: _Figures) -> tuple[int | None, str | None]:
-    """The peak of the rank or GPU that needed the most, and the kind of memory."""
-    noted = [(each.peak_bytes, each.memory) for each in measured if each.peak_bytes]
-    on_gpu = [each for each in noted if each[1] == "gpu"]
-    if on_gpu or not figures.memory:
-        return max(on_gpu or noted, default=(None, None))
-    return int(max(figures.memory) * _MEGABYTE), "device"
-
-
 @dataclass(frozen=True, slots=True)
 class _Figures:
     """What nodes have measured of themselves while they trained. ``memory``: megabytes of each GPU, at each moment."""
 
     use: Sequence[float]
     memory: Sequence[float]
-
-    @property
-    def utilization(self) -> float | None:
-        """The mean, in percent."""
-        return sum(self.use) / len(self.use) if self.use else None
 
     @classmethod
     def read(cls, attempt: AttemptDir, nodes: Iterable[int], times: Sequence[float]) -> _Figures:

@@ -23,7 +23,7 @@ from slurmtrain.model.run.events.agent_events import EnvironmentNoted, HelperFai
 from slurmtrain.model.run.layout import RunDir, attempt_of, checkpoint_step, node_of
 from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
-from slurmtrain.ops.shared.start_order import chain_json, lineage_json
+from slurmtrain.ops.shared.relatives import chain_json, lineage_json
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import read_plan
@@ -50,13 +50,21 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
     for event in workspace.store.events(run.id, WorkersStarted):
         bound.setdefault(attempt_of(event.source) or "", {}).update(event.payload.cpus or {})
     children = _children_of(workspace, run.id)
+    plans = [_readable_plan(directory.submission(attempt.submission).plan) for attempt in run.attempts]
+    # None: it runs what is in its working directory.
+    plan = (plans[-1] if plans else None) or _readable_plan(directory.plan)
+    snapshot: dict[str, Any] | None = None
+    if plan is not None and (code := plan.code) is not None:
+        # Where the run has its own copy.
+        place = str(plan.working_directory(directory.code))
+        snapshot = {"snapshot": code.hash, "root": code.root, "files": code.files, "bytes": code.bytes, "dir": place}
     return {
         **run_json(workspace, listed),
         "children": children,
         "lineage": lineage_json(workspace, run.id) if children or listed.parents else [],
         **chain_json(workspace, run.id),
         "seconds": _spent_json(summed(run.attempts)),
-        "code": _snapshot_json(directory, run),
+        "code": snapshot,
         "attempts": [
             {
                 **attempt_json(attempt),
@@ -64,8 +72,7 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
                 "environment_changes": environments.get(attempt.number, []),
                 "cpus": dict(sorted(bound.get(attempt.key, {}).items(), key=lambda item: int(item[0]))),
             }
-            for attempt in run.attempts
-            for plan in (_readable_plan(directory.submission(attempt.submission).plan),)
+            for attempt, plan in zip(run.attempts, plans, strict=True)
         ],
         "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.on_disk],
         "garbage": [
@@ -108,70 +115,37 @@ def find_forks(workspace: Workspace, run_id: str) -> dict[int | None, list[str]]
     return forks
 
 
+# The facts of an attempt that ATTEMPT has as they are, and the lists of things that happened at a time.
+_FACTS = (
+    "number", "restart", "state", "cause", "reason", "nodes", "first_step", "last_step", "lost_steps", "master_addr",
+    "master_port", "interfaces", "clock", "checks", "save_problem", "without", "inherited", "pack", "overrides",
+    "failures", "evidence",
+)  # fmt: skip
+_MOMENTS = ("shares", "restarts", "raised_limits", "stragglers")
+
+
 def attempt_json(attempt: Attempt) -> dict[str, Any]:
     """ATTEMPT of the JSON contract."""
     # Of the networks, the elected one is named; before the election there is none.
-    networks = [dict(network) for network in attempt.network.get("networks", ())]
+    networks = attempt.network.get("networks", ())
     elected = attempt.network.get("elected")
     # The index is a journal's, which may hold any number.
     name = networks[elected].get("name") if isinstance(elected, int) and 0 <= elected < len(networks) else None
-    excluded = [dict(interface) for interface in attempt.network.get("excluded", ())]
+    network = {"elected": name, "networks": networks, "excluded": list(attempt.network.get("excluded", ()))}
+    passed_over = _moments(attempt.passed_over)
+    for moment in passed_over:
+        moment.pop("fingerprint", None)
     return {
-        "number": attempt.number,
+        **{fact: getattr(attempt, fact) for fact in _FACTS},
+        **{time: iso(getattr(attempt, time)) for time in ("submitted_at", "started_at", "ended_at")},
+        **{moments: _moments(getattr(attempt, moments)) for moments in _MOMENTS},
         "job_id": attempt.job_id or None,
-        "restart": attempt.restart,
-        "state": attempt.state,
-        "cause": attempt.cause,
-        "reason": attempt.reason,
-        "nodes": attempt.nodes,
-        "submitted_at": iso(attempt.submitted_at),
-        "started_at": iso(attempt.started_at),
-        "ended_at": iso(attempt.ended_at),
-        "first_step": attempt.first_step,
-        "last_step": attempt.last_step,
-        "lost_steps": attempt.lost_steps,
         "seconds": _spent_json(attempt.spent),
-        "master_addr": attempt.master_addr,
-        "master_port": attempt.master_port,
-        "interfaces": dict(attempt.interfaces),
-        "network": {"elected": name, "networks": networks, "excluded": excluded} if attempt.network else None,
-        "clock": {host: dict(clock) for host, clock in attempt.clock.items()},
-        "checks": {host: [dict(finding) for finding in findings] for host, findings in attempt.checks.items()},
-        "interval": dict(attempt.interval) or None,
-        "shares": _moments(attempt.shares),
-        "hardware": dict(attempt.hardware) or None,
-        "save_problem": attempt.save_problem,
-        "without": list(attempt.without),
-        "inherited": dict(attempt.inherited),
-        "pack": attempt.pack,
-        "overrides": list(attempt.overrides),
-        "failures": [dict(failure) for failure in attempt.failures],
-        "restarts": _moments(attempt.restarts),
+        "network": network if attempt.network else None,
+        "interval": attempt.interval or None,
+        "hardware": attempt.hardware or None,
         "hangs": _hangs(attempt),
-        "raised_limits": _moments(attempt.raised_limits),
-        "stragglers": _moments(attempt.stragglers),
-        "passed_over": [
-            {name: value for name, value in moment.items() if name != "fingerprint"}
-            for moment in _moments(attempt.passed_over)
-        ],
-        "evidence": dict(attempt.evidence),
-    }
-
-
-def _snapshot_json(directory: RunDir, run: Run) -> dict[str, Any] | None:
-    """The code of the run: its snapshot, and where the run has its own copy; null if it runs what is in ``workdir``."""
-    newest = run.newest
-    plan = (_readable_plan(directory.submission(newest.submission).plan) if newest else None) or _readable_plan(
-        directory.plan
-    )
-    if plan is None or plan.code is None:
-        return None
-    return {
-        "snapshot": plan.code.hash,
-        "root": plan.code.root,
-        "files": plan.code.files,
-        "bytes": plan.code.bytes,
-        "dir": str(plan.working_directory(directory.code)),
+        "passed_over": passed_over,
     }
 
 

@@ -215,7 +215,7 @@ def _links(workspace: Workspace, submission: SubmissionDir) -> list[Path]:
     return []
 
 
-def leave(workspace: Workspace, directory: RunDir, run: Run) -> None:
+def leave_job(workspace: Workspace, directory: RunDir, run: Run) -> None:
     """Take a run whose lease is closed out of its job, unless its agent runs, which notices that itself.
 
     Args:

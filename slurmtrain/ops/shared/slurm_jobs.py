@@ -302,7 +302,4 @@ _IN_WORDS = {
     "CONFIGURING": "its nodes are being made ready",
     "COMPLETING": "its last processes are ending",
     SUSPENDED: "Slurm has suspended it",
-    "STOPPED": "Slurm has stopped it",
-    "SIGNALING": "Slurm is signalling it",
-    "STAGE_OUT": "its burst buffer is being written back",
 }

@@ -122,9 +122,9 @@ def start(
     first, on_slurm = attempts[0], attempts[0].executor == "slurm"
     # All of them request the same: what this shell adds to the plan of one, it adds to all.
     variables = counting_variables(first.plan, first.inherited) if on_slurm else {}
-    asked = placed(first.plan, variables)
-    excluded = exclusions(workspace, asked, first.excluded_nodes, slurm=on_slurm)
-    stats = outlook(workspace, first.run.id, asked, first.executor)
+    plan = placed(first.plan, variables)
+    excluded = exclusions(workspace, plan, first.excluded_nodes, slurm=on_slurm)
+    stats = outlook(workspace, first.run.id, plan, first.executor)
     attempts = [
         replace(each, excluded_nodes=excluded.nodes, inherited={**variables, **telling_variables(each.plan)})
         for each in attempts
@@ -132,7 +132,7 @@ def start(
     # From here on there is something that a killed command would leave: a first signal waits for the end.
     with uninterrupted():
         array = _new_array(workspace) if len(attempts) > 1 else None
-        group = _Group(workspace, command, asked, stats, attempts, array, None if array is None else pack)
+        group = _Group(workspace, command, plan, stats, attempts, array, None if array is None else pack)
         return [*excluded.notes, *stats.notes, *group.start(at_once)]
 
 
@@ -153,14 +153,14 @@ class _Prepared:
 class _Group:
     """The attempts of one submission.
 
-    ``asked``: the plan of the first, as it is asked of Slurm. ``stats``: what is known about interruptions where they
+    ``plan``: the plan of the first, as it is asked of Slurm. ``stats``: what is known about interruptions where they
     will run. ``array``: of several attempts; None: a single one has a job of its own. ``pack``: how runs share the jobs
     of the array.
     """
 
     workspace: Workspace
     command: str
-    asked: Plan
+    plan: Plan
     stats: PartitionStats
     attempts: Sequence[NewAttempt]
     array: ArrayDir | None = None
@@ -346,14 +346,14 @@ class _Group:
         last = self.prepared[-1].index
         elements = None if last is None else Elements(last + 1, at_once, self.pack)
         # All elements of an array start after the same runs (request_key).
-        after = [*unfinished_upstream_jobs(attempt.run), *jobs_of_namesakes(self.workspace, self.asked.spec)]
+        after = [*unfinished_upstream_jobs(attempt.run), *jobs_of_namesakes(self.workspace, self.plan.spec)]
         succeeds = self.array is None and attempt.predecessor is not None
         if succeeds:
             from slurmtrain.runtime.job.run_reader import read_run
 
             after += earlier_elements(read_run(attempt.run))
         place, excluded = self.array or submission, attempt.excluded_nodes
-        request = make_request(self.asked, place, elements, excluded_nodes=excluded, after=after, singleton=succeeds)
+        request = make_request(self.plan, place, elements, excluded_nodes=excluded, after=after, singleton=succeeds)
         return launch(launcher, request, locks), None
 
     def withdraw(self, job_id: str | None, error: Exception) -> None:

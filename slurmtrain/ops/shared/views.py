@@ -25,6 +25,8 @@ SCHEMA = 1
 _TAIL_BYTES = 16_384
 # In these states no agent has noted at the end what the script of a run has saved.
 _STILL_SAVING = frozenset({"running", "lost"})
+# In these its job waits in a queue.
+_QUEUED = ("pending", "requeued")
 
 
 class RunRecord(Mapping[str, Any]):
@@ -69,6 +71,69 @@ class RunRecord(Mapping[str, Any]):
         return steps_per_second([point for folder in folders for point in last_points(folder / METRICS, _TAIL_BYTES)])
 
     @property
+    def trackers(self) -> list[dict[str, Any]]:
+        """What trackers have of it. ``behind``: how many of the newest steps each lacks; None: unknown."""
+        newest = self.listed.row["step"]
+        return [
+            {
+                **{name: row[name] for name in ("tracker", "remote_id", "step", "problem")},
+                # Never negative: after a rollback a tracker may have later steps than the run.
+                "behind": None if newest is None else max(0, newest - (row["step"] or 0)),
+                "complete": row["revision"] == self.listed.revision,
+                "refused": json.loads(row["refused"]),
+                "since": iso(row["since"]),
+            }
+            for row in sorted(self.listed.trackers, key=lambda row: str(row["tracker"]))
+        ]
+
+    @property
+    def reason(self) -> str:
+        """What is known about the run and, if it has not begun to train, what Slurm says about its job.
+
+        For a run that trains, this includes a problem with saving.
+        """
+        listed, reason, live = self.listed, self.listed.reason, self.listed.live
+        if listed.row["deleted_at"] is not None:
+            again = f"'slurmtrain delete {listed.id}' deletes the rest"
+            rest = "" if listed.row["freed"] is not None else f" in part: {again}"
+            return "; ".join(filter(None, (f"its files were deleted{rest}", reason)))
+        if listed.state == "running":
+            stopped = live.reason if live is not None and live.state == SUSPENDED else ""
+            return "; ".join(filter(None, (stopped, reason, listed.row["save_problem"])))
+        if listed.state not in _QUEUED:
+            return reason
+        from slurmtrain.ops.shared.relatives import describe_waits
+
+        if waits := describe_waits(self.workspace, listed):
+            # It says more than Slurm's 'Dependency', and than an earlier start that came too soon.
+            return waits
+        if live is None:
+            return reason
+        starts = f"; estimated start {iso(live.starts_at)}" if live.starts_at and live.state == "PENDING" else ""
+        scheduler = live.reason + (f" on {live.nodes}" if live.nodes else "") + starts
+        return f"{reason}; {scheduler}" if reason else scheduler
+
+    @property
+    def pending(self) -> dict[str, Any] | None:
+        """Why its job waits, and until when, if Slurm says so."""
+        live = self.listed.live
+        if live is None or self.listed.state not in _QUEUED:
+            return None
+        starts = live.starts_at if live.state == "PENDING" else None
+        facts = {name: getattr(live, name) for name in ("state", "code", "reason", "priority")}
+        return {**facts, "estimated_start": iso(starts)}
+
+    @property
+    def checkpoint(self) -> dict[str, Any] | None:
+        """The newest checkpoint, as JSON."""
+        newest = self.listed.checkpoint
+        if self["state"] in _STILL_SAVING:
+            from slurmtrain.ops.shared.readable_checkpoints import newest_own
+
+            newest = newest_own(self.workspace, self.listed.id, newest)
+        return checkpoint_json(self.directory, newest) if newest else None
+
+    @property
     def eta(self) -> float | None:
         """The seconds until its last step at this rate; None if that is not known."""
         step, total = self.listed.row["step"], self.listed.row["total_steps"]
@@ -89,7 +154,7 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "id": lambda run: run.listed.id,
     "name": lambda run: run.listed.name,
     "state": lambda run: run.listed.state,
-    "reason": lambda run: _reason(run.workspace, run.listed),
+    "reason": lambda run: run.reason,
     "executor": lambda run: run.listed.row["executor"] or None,
     "job_id": lambda run: run.listed.job_id,
     "attempt": lambda run: run.listed.attempt,
@@ -99,7 +164,7 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "submitted_at": _iso_column("submitted_at"),
     "started_at": _iso_column("started_at"),
     "ended_at": _iso_column("ended_at"),
-    "checkpoint": lambda run: _newest_checkpoint(run),
+    "checkpoint": lambda run: run.checkpoint,
     "params": lambda run: run.listed.params,
     "command": _column("command"),
     "resources": lambda run: run.listed.resources,
@@ -115,13 +180,11 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "goodput": lambda run: _rounded(run.listed.row["goodput"]),
     "mlflow_run_id": _column("mlflow_run_id"),
     "mirrored": lambda run: run.listed.mirrored,
-    "trackers": lambda run: [
-        _tracker(run.listed, row) for row in sorted(run.listed.trackers, key=lambda row: str(row["tracker"]))
-    ],
+    "trackers": lambda run: run.trackers,
     "dir": lambda run: str(run.directory.path),
     "plan_hash": _column("plan_hash"),
     "git": lambda run: run.listed.git,
-    "pending": lambda run: _pending(run.listed),
+    "pending": lambda run: run.pending,
     "steps_per_second": lambda run: _rounded(run.rate or None),
     "eta_seconds": lambda run: run.eta,
 }
@@ -132,87 +195,14 @@ def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
     return dict(RunRecord(workspace, listed))
 
 
-def _tracker(listed: Listed, row: Mapping[str, Any]) -> dict[str, Any]:
-    """What a tracker has of a run. ``behind``: how many of the newest steps it lacks; None: unknown."""
-    newest = listed.row["step"]
-    return {
-        "tracker": row["tracker"],
-        "remote_id": row["remote_id"],
-        "step": row["step"],
-        # Never negative: after a rollback a tracker may have later steps than the run.
-        "behind": None if newest is None else max(0, newest - (row["step"] or 0)),
-        "complete": row["revision"] == listed.revision,
-        "refused": json.loads(row["refused"]),
-        "problem": row["problem"],
-        "since": iso(row["since"]),
-    }
-
-
-def _newest_checkpoint(run: RunRecord) -> dict[str, Any] | None:
-    checkpoint = run.listed.checkpoint
-    if run["state"] in _STILL_SAVING:
-        from slurmtrain.ops.shared.readable_checkpoints import newest_own
-
-        checkpoint = newest_own(run.workspace, run.listed.id, checkpoint)
-    return checkpoint_json(run.directory, checkpoint) if checkpoint else None
-
-
-def _reason(workspace: Workspace, listed: Listed) -> str:
-    """What is known about the run and, if it has not begun to train, what Slurm says about its job.
-
-    For a run that trains, this includes a problem with saving.
-    """
-    reason, live = listed.reason, listed.live
-    if listed.row["deleted_at"] is not None:
-        rest = "" if listed.row["freed"] is not None else f" in part: 'slurmtrain delete {listed.id}' deletes the rest"
-        return "; ".join(filter(None, (f"its files were deleted{rest}", reason)))
-    if listed.state == "running":
-        stopped = live.reason if live is not None and live.state == SUSPENDED else ""
-        return "; ".join(filter(None, (stopped, reason, listed.row["save_problem"])))
-    if listed.state not in ("pending", "requeued"):
-        return reason
-    from slurmtrain.ops.shared.start_order import describe_waits
-
-    if waits := describe_waits(workspace, listed):
-        # It says more than Slurm's 'Dependency', and than an earlier start that came too soon.
-        return waits
-    if live is None:
-        return reason
-    starts = f"; estimated start {iso(live.starts_at)}" if live.starts_at and live.state == "PENDING" else ""
-    scheduler = live.reason + (f" on {live.nodes}" if live.nodes else "") + starts
-    return f"{reason}; {scheduler}" if reason else scheduler
-
-
-def _pending(listed: Listed) -> dict[str, Any] | None:
-    """Why a job waits, and until when, if Slurm says so."""
-    live = listed.live
-    if live is None or listed.state not in ("pending", "requeued"):
-        return None
-    return {
-        "state": live.state,
-        "code": live.code,
-        "reason": live.reason,
-        "estimated_start": iso(live.starts_at) if live.state == "PENDING" else None,
-        "priority": live.priority,
-    }
-
-
 def checkpoint_json(directory: RunDir, checkpoint: Checkpoint) -> dict[str, Any]:
     """CHECKPOINT of the JSON contract."""
+    facts = ("step", "step_from", "bytes", "complete", "verified", "seconds", "stall_s", "why", "attempt", "format")
     return {
-        "step": checkpoint.step,
-        "step_from": checkpoint.step_from,
+        **{fact: getattr(checkpoint, fact) for fact in facts},
         "path": str(directory.path / checkpoint.path),
-        "bytes": checkpoint.bytes,
-        "complete": checkpoint.complete,
-        "verified": checkpoint.verified,
         "saved_at": iso(checkpoint.saved_at),
-        "seconds": checkpoint.seconds,
-        "stall_s": checkpoint.stall_s,
-        "why": checkpoint.why,
         "metrics": {name: _finite_or_none(value) for name, value in checkpoint.metrics.items()},
-        "attempt": checkpoint.attempt,
-        "format": checkpoint.format,
         "pruned_at": iso(checkpoint.pruned_at),
     }
 

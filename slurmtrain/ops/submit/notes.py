@@ -95,8 +95,8 @@ def notes_on_plans(plans: Sequence[Plan], executor: str, code_of_now: Sequence[P
     for plan in plans:
         notes = [*plan.launcher_notes(), *note_script(plan, executor), *notes_on_shell(plan)]
         script = find_script(plan)
-        tells = script is not None and any(each.package in NEEDED for each in imports_of(script))
-        if plan.words[0] == "python" and Path(plan.python).parent != Path(sys.executable).parent and not tells:
+        is_noted = script is not None and any(each.package in NEEDED for each in imports_of(script))
+        if plan.words[0] == "python" and Path(plan.python).parent != Path(sys.executable).parent and not is_noted:
             notes.append(
                 f"'python' in the command is {plan.python}, the first on PATH; slurmtrain itself runs on "
                 f"{sys.executable}: activate that environment if the script needs what is installed there"

@@ -133,10 +133,10 @@ class CheckpointComparison:
             "identical": self.identical,
             "how": self.method or None,
             "why": self.why or None,
-            "difference": _finite_or_none(self.difference),
+            "difference": _finite(self.difference),
             "where": self.where or None,
-            "max_abs": _finite_or_none(self.max_abs),
-            "differing": [{"name": each.name, "max_abs": _finite_or_none(each.max_abs)} for each in self.differing],
+            "max_abs": _finite(self.max_abs),
+            "differing": [{"name": each.name, "max_abs": _finite(each.max_abs)} for each in self.differing],
             "differing_count": self.count,
             "other_values": list(self.others),
             "steps": list(self.steps) if self.steps else None,
@@ -314,7 +314,7 @@ class FaultVerdict:
         }
 
 
-def _finite_or_none(number: float | None) -> float | None:
+def _finite(number: float | None) -> float | None:
     """The number, or None for what JSON does not have: a difference to NaN."""
     return number if number is not None and math.isfinite(number) else None
 

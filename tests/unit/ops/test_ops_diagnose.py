@@ -116,7 +116,7 @@ def test_without_a_known_pattern_the_rank_that_failed_first_is_shown(logged: Log
     diagnosed = logged.diagnose()
     assert diagnosed.diagnosis.root is None
     assert (diagnosed.failing.rank, diagnosed.failing.host) == (2, "n1")
-    assert diagnosed.failing.how == "exited with code 1: ValueError: odd"
+    assert diagnosed.failing.description == "exited with code 1: ValueError: odd"
     assert diagnosed.failing.last_lines == ["step 9", "api_token=<redacted>"]
 
 
@@ -314,7 +314,7 @@ def test_a_command_that_fails_before_it_has_ranks_is_named_with_its_host(logged:
     lines = ["torchrun: error: unrecognized arguments"]
     logged.ends(1, failures=[{**failure(0, logged.failed, *lines, node=1), "rank": None}])
     failing = logged.diagnose().failing
-    assert (failing.rank, failing.host, failing.how) == (None, "n1", "exited with code 1")
+    assert (failing.rank, failing.host, failing.description) == (None, "n1", "exited with code 1")
 
 
 @pytest.mark.parametrize("number", [None, 2])

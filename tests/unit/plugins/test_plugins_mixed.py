@@ -31,7 +31,6 @@ from slurmtrain.plugins.mixed import (
     samples_that_fit,
 )
 from slurmtrain.plugins.paces import (
-    LEAST_TIMES,
     Pace,
     ShareAdvice,
     Speed,
@@ -307,7 +306,7 @@ class SetMemory(SampleMemory):
 
     def __init__(self, most: int | None) -> None:
         super().__init__(CPU)
-        self._most = most
+        self.most = most
 
 
 class Simulation:

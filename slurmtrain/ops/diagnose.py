@@ -81,9 +81,14 @@ def match_json(match: PatternMatch) -> dict[str, Any]:
     """FOUND of the JSON contract. ``at_by``: whether ``at`` is the time of the line or of its process's end."""
     first = match.first
     return {
-        **{name: getattr(first, name) for name in ("name", "role", "cause", "fix", "rank", "host")},
+        "name": first.name,
+        "role": first.role,
+        "cause": first.cause,
+        "fix": first.fix,
         "line": first.text,
         "log": first.origin,
+        "rank": first.rank,
+        "host": first.host,
         "at": iso(first.at),
         "at_by": None if first.at is None else "line" if first.exact else "exit",
         "count": match.count,
@@ -178,8 +183,7 @@ class FailedRank:
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
-        facts = asdict(self)
-        return {"how": facts.pop("description"), **facts}
+        return {"rank": self.rank, "host": self.host, "how": self.description, "last_lines": list(self.last_lines)}
 
 
 class AttemptJournals:

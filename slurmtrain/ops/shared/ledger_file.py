@@ -60,8 +60,13 @@ def nodes_json(workspace: Workspace, *, inactive_too: bool) -> list[dict[str, An
 
 def _entry_json(entry: LedgerEntry, state: str, counts_for_s: float) -> dict[str, Any]:
     return {
-        **{name: getattr(entry, name) for name in ("host", "checks", "reason", "evidence", "run_id", "attempt")},
+        "host": entry.host,
         "state": state,
+        "checks": list(entry.checks),
+        "reason": entry.reason,
+        "evidence": dict(entry.evidence),
+        "run_id": entry.run_id,
+        "attempt": entry.attempt,
         "seen_at": iso(entry.seen_at),
         "expires_at": iso(entry.seen_at + counts_for_s),
     }

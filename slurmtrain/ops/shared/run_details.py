@@ -115,37 +115,53 @@ def find_forks(workspace: Workspace, run_id: str) -> dict[int | None, list[str]]
     return forks
 
 
-# The facts of an attempt that ATTEMPT has as they are, and the lists of things that happened at a time.
-_FACTS = (
-    "number", "restart", "state", "cause", "reason", "nodes", "first_step", "last_step", "lost_steps", "master_addr",
-    "master_port", "interfaces", "clock", "checks", "save_problem", "without", "inherited", "pack", "overrides",
-    "failures", "evidence",
-)  # fmt: skip
-_MOMENTS = ("shares", "restarts", "raised_limits", "stragglers")
-
-
 def attempt_json(attempt: Attempt) -> dict[str, Any]:
     """ATTEMPT of the JSON contract."""
     # Of the networks, the elected one is named; before the election there is none.
-    networks = attempt.network.get("networks", ())
+    networks = [dict(network) for network in attempt.network.get("networks", ())]
     elected = attempt.network.get("elected")
     # The index is a journal's, which may hold any number.
     name = networks[elected].get("name") if isinstance(elected, int) and 0 <= elected < len(networks) else None
-    network = {"elected": name, "networks": networks, "excluded": list(attempt.network.get("excluded", ()))}
-    passed_over = _moments(attempt.passed_over)
-    for moment in passed_over:
-        moment.pop("fingerprint", None)
+    excluded = [dict(interface) for interface in attempt.network.get("excluded", ())]
     return {
-        **{fact: getattr(attempt, fact) for fact in _FACTS},
-        **{time: iso(getattr(attempt, time)) for time in ("submitted_at", "started_at", "ended_at")},
-        **{moments: _moments(getattr(attempt, moments)) for moments in _MOMENTS},
+        "number": attempt.number,
         "job_id": attempt.job_id or None,
+        "restart": attempt.restart,
+        "state": attempt.state,
+        "cause": attempt.cause,
+        "reason": attempt.reason,
+        "nodes": attempt.nodes,
+        "submitted_at": iso(attempt.submitted_at),
+        "started_at": iso(attempt.started_at),
+        "ended_at": iso(attempt.ended_at),
+        "first_step": attempt.first_step,
+        "last_step": attempt.last_step,
+        "lost_steps": attempt.lost_steps,
         "seconds": _spent_json(attempt.spent),
-        "network": network if attempt.network else None,
-        "interval": attempt.interval or None,
-        "hardware": attempt.hardware or None,
+        "master_addr": attempt.master_addr,
+        "master_port": attempt.master_port,
+        "interfaces": dict(attempt.interfaces),
+        "network": {"elected": name, "networks": networks, "excluded": excluded} if attempt.network else None,
+        "clock": {host: dict(clock) for host, clock in attempt.clock.items()},
+        "checks": {host: [dict(finding) for finding in findings] for host, findings in attempt.checks.items()},
+        "interval": dict(attempt.interval) or None,
+        "shares": _moments(attempt.shares),
+        "hardware": dict(attempt.hardware) or None,
+        "save_problem": attempt.save_problem,
+        "without": list(attempt.without),
+        "inherited": dict(attempt.inherited),
+        "pack": attempt.pack,
+        "overrides": list(attempt.overrides),
+        "failures": [dict(failure) for failure in attempt.failures],
+        "restarts": _moments(attempt.restarts),
         "hangs": _hangs(attempt),
-        "passed_over": passed_over,
+        "raised_limits": _moments(attempt.raised_limits),
+        "stragglers": _moments(attempt.stragglers),
+        "passed_over": [
+            {name: value for name, value in moment.items() if name != "fingerprint"}
+            for moment in _moments(attempt.passed_over)
+        ],
+        "evidence": dict(attempt.evidence),
     }
 
 

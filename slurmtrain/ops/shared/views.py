@@ -76,11 +76,12 @@ class RunRecord(Mapping[str, Any]):
         newest = self.listed.row["step"]
         return [
             {
-                **{name: row[name] for name in ("tracker", "remote_id", "step", "problem")},
+                **{name: row[name] for name in ("tracker", "remote_id", "step")},
                 # Never negative: after a rollback a tracker may have later steps than the run.
                 "behind": None if newest is None else max(0, newest - (row["step"] or 0)),
                 "complete": row["revision"] == self.listed.revision,
                 "refused": json.loads(row["refused"]),
+                "problem": row["problem"],
                 "since": iso(row["since"]),
             }
             for row in sorted(self.listed.trackers, key=lambda row: str(row["tracker"]))
@@ -120,8 +121,8 @@ class RunRecord(Mapping[str, Any]):
         if live is None or self.listed.state not in _QUEUED:
             return None
         starts = live.starts_at if live.state == "PENDING" else None
-        facts = {name: getattr(live, name) for name in ("state", "code", "reason", "priority")}
-        return {**facts, "estimated_start": iso(starts)}
+        facts = {name: getattr(live, name) for name in ("state", "code", "reason")}
+        return {**facts, "estimated_start": iso(starts), "priority": live.priority}
 
     @property
     def checkpoint(self) -> dict[str, Any] | None:
@@ -197,12 +198,20 @@ def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:
 
 def checkpoint_json(directory: RunDir, checkpoint: Checkpoint) -> dict[str, Any]:
     """CHECKPOINT of the JSON contract."""
-    facts = ("step", "step_from", "bytes", "complete", "verified", "seconds", "stall_s", "why", "attempt", "format")
     return {
-        **{fact: getattr(checkpoint, fact) for fact in facts},
+        "step": checkpoint.step,
+        "step_from": checkpoint.step_from,
         "path": str(directory.path / checkpoint.path),
+        "bytes": checkpoint.bytes,
+        "complete": checkpoint.complete,
+        "verified": checkpoint.verified,
         "saved_at": iso(checkpoint.saved_at),
+        "seconds": checkpoint.seconds,
+        "stall_s": checkpoint.stall_s,
+        "why": checkpoint.why,
         "metrics": {name: _finite_or_none(value) for name, value in checkpoint.metrics.items()},
+        "attempt": checkpoint.attempt,
+        "format": checkpoint.format,
         "pruned_at": iso(checkpoint.pruned_at),
     }
 

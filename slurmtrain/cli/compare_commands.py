@@ -376,7 +376,7 @@ def _print_difference(difference: RunDifference) -> None:
     outcome = "are equal, bit for bit"
     if not checkpoints.equal:
         outcome = "differ: in weights, or in states of optimizers or random numbers"
-    sentence = checkpoints.why if checkpoints.equal is None else f"the checkpoints of step {checkpoints.step} {outcome}"
+    sentence = checkpoints.why if checkpoints.equal is None else f"both of step {checkpoints.step} {outcome}"
     output.echo("", f"CHECKPOINTS: {sentence}")
 
 

@@ -48,7 +48,7 @@ def test_runs_that_are_the_same_differ_in_nothing(
     assert lines[0] == "SPEC: no difference"
     assert lines[1].startswith("CODE: no difference: snapshot ")
     assert lines[2] == "ENVIRONMENT: no difference"
-    assert lines[-1] == "CHECKPOINTS: those of step 10 are equal, bit for bit"
+    assert lines[-1] == "CHECKPOINTS: both of step 10 are equal, bit for bit"
     facts = difference.to_json()
     assert [run["id"] for run in facts["runs"]] == [first, second]
     assert facts["checkpoints"] == {"equal": True, "step": 10, "why": ""}

@@ -48,7 +48,7 @@ class Checked:
 
     def to_dict(self) -> dict[str, Any]:
         """CHECKED of the JSON that ``verify`` prints."""
-        return {**asdict(self), "path": str(self.path)}
+        return {"step": self.step, **asdict(self), "path": str(self.path)}
 
 
 @dataclass(frozen=True, slots=True)

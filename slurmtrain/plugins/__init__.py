@@ -1,1 +1,9 @@
 """What most users never need, found through entry points: the rest of the package imports nothing from here."""
+
+# As slurmtrain/cli/__init__.py lists its own: (module, short help) by name, so that --help imports no plug-in.
+COMMANDS = {
+    "top": ("slurmtrain.plugins.top", "Watch and steer runs on a live page."),
+    "export": ("slurmtrain.plugins.export", "Write the model of a checkpoint to a single file."),
+    "metrics": ("slurmtrain.plugins.prometheus", "Export the state of all runs to Prometheus."),
+    "drill": ("slurmtrain.plugins.drill", "Inject faults into runs of a spec, and check that they recover."),
+}

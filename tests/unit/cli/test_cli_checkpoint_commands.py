@@ -21,7 +21,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Checkpoint
 from slurmtrain.ops import request_checkpoint as checkpoint_verb
 from slurmtrain.ops.request_checkpoint import RequestOutcome
-from slurmtrain.plugins.export.export_command import export_command
+from slurmtrain.plugins.export import export_command
 from slurmtrain.runtime.checkpoint import checkpoint_files
 
 ROOT = Path(__file__).resolve().parents[3]

@@ -23,7 +23,7 @@ from slurmtrain.ops.shared.run_details import attempt_json, checkpoints_json
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.verify import verify
-from slurmtrain.plugins.export.export import ExportRequest, export
+from slurmtrain.plugins.export import ExportRequest, export
 from slurmtrain.system.journal import Journal
 
 WEIGHTS = {"layer.weight": torch.arange(12.0).reshape(3, 4), "layer.bias": torch.ones(3)}

@@ -30,8 +30,8 @@ import slurmtrain
 from slurmtrain.errors import CheckpointError, NoCheckpoint, PathError, TrackingError, UserError
 from slurmtrain.model.run.layout import RunDir, RunsRoot
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.export import export as export_verb
-from slurmtrain.plugins.export.export import Exported, ExportRequest, export_registered
+from slurmtrain.plugins import export as export_verb
+from slurmtrain.plugins.export import Exported, ExportRequest, export_registered
 from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.checkpoint.checkpoint_files import read_manifest
 from slurmtrain.specfile import load_spec

@@ -13,7 +13,7 @@ from slurmtrain.model.run.accounting import INTERRUPTED, Placement, merged
 from slurmtrain.model.run.run import CAUSES
 from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.prometheus.collect import COUNTER, SUMMARY, Counters, Families
+from slurmtrain.plugins.prometheus.families import COUNTER, SUMMARY, Counters, Families
 from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.transaction import Transaction
 
@@ -185,7 +185,7 @@ def test_a_killed_writer_and_lines_that_mean_nothing_are_passed_over(workspace: 
 
 
 def test_the_file_does_not_grow_for_ever(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurmtrain.plugins.prometheus.collect._SPARE_LINES", 0)
+    monkeypatch.setattr("slurmtrain.plugins.prometheus.families._SPARE_LINES", 0)
     sim = write_metered_run(workspace, ends=False)
     counters = Counters()
     for step in range(8, 20):
@@ -199,7 +199,7 @@ def test_the_file_does_not_grow_for_ever(workspace: Workspace, monkeypatch: pyte
 def test_where_nothing_can_be_written_metrics_are_exported_with_a_warning(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from slurmtrain.plugins.prometheus.collect import collect
+    from slurmtrain.plugins.prometheus.families import collect
 
     write_metered_run(workspace)
     workspace.root.counters.mkdir(parents=True)

@@ -18,7 +18,7 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import UserError
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.prometheus.metrics_command import metrics_command
+from slurmtrain.plugins.prometheus import metrics_command
 
 pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
 

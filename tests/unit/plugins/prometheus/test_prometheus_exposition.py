@@ -16,8 +16,7 @@ import pytest
 
 from slurmtrain.errors import NotAvailable, PathError, SlurmDown, UserError
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.prometheus.collect import LABELS, Collection, Families
-from slurmtrain.plugins.prometheus.metrics_command import (
+from slurmtrain.plugins.prometheus import (
     LatestCollection,
     check_client,
     check_textfile,
@@ -26,6 +25,7 @@ from slurmtrain.plugins.prometheus.metrics_command import (
     serving,
     write_textfile,
 )
+from slurmtrain.plugins.prometheus.families import LABELS, Collection, Families
 
 pytest.importorskip("prometheus_client", reason="the extra prometheus is not installed")
 

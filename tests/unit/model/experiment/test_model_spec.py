@@ -255,7 +255,7 @@ def test_a_wrong_value_is_refused_at_its_key(key: str, value: object, message: s
     ("key", "data", "message"),
     [
         ("checkpoint.glob", {"checkpoint": {"every": {"steps": 1}, "glob": "*"}}, "'glob' and 'every' exclude"),
-        ("checkpoint.glob", {"checkpoint": {"keep": 5, "glob": "*"}}, "your own script deletes what it no longer"),
+        ("checkpoint.glob", {"checkpoint": {"keep": 5, "glob": "*"}}, "your own script deletes files"),
         ("checkpoint.glob", {"checkpoint": {"verify": "sizes", "glob": "*"}}, "'glob' and 'verify' exclude"),
         ("checkpoint.glob", {"checkpoint": {"quota": "1GB", "glob": "*"}}, "'glob' and 'quota' exclude"),
         ("slurm", {"resources": {"mem": "4GB"}, "slurm": {"mem-per-cpu": "1G"}}, "'mem-per-cpu' and 'resources.mem'"),

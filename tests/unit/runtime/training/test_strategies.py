@@ -269,7 +269,7 @@ def test_only_a_module_with_values_that_nothing_distributes_yet_is_taken() -> No
     # As torch.compile makes it, whose first call imports a compiler.
     compiled = nn.Module()
     compiled._orig_mod = Net()
-    with pytest.raises(StrategyError, match="compile what it returns"):
+    with pytest.raises(StrategyError, match="compile the returned model"):
         strategy.parallelize(compiled)
     with torch.device("meta"):
         empty = nn.Linear(2, 2)

@@ -18,9 +18,10 @@ from pathlib import Path
 
 from slurmtrain.errors import SlurmDown
 from slurmtrain.model.hostlist import compress_hostlist, expand_hostlist
+from slurmtrain.model.run.job_state import HELD_BY_USER
 from slurmtrain.model.run.layout import SubmissionDir
 from slurmtrain.runtime.job import lease
-from slurmtrain.slurm.parse import HELD_BY_USER, NODE_FORMAT, describe_after, read_job, read_nodes
+from slurmtrain.slurm.parse import NODE_FORMAT, describe_after, read_job, read_nodes
 from slurmtrain.slurm.site import describe_too_few
 from slurmtrain.slurm.slurm_commands import is_installed, run_command
 from slurmtrain.system.files import write_json

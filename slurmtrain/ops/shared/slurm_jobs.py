@@ -20,18 +20,24 @@ from typing import TYPE_CHECKING
 
 from slurmtrain.errors import PathError, SlurmDown
 from slurmtrain.model.query.fields import iso
-from slurmtrain.model.run.job_state import CAUSE_OF_STATE, HELD, SUSPENDED, base, is_final
+from slurmtrain.model.run.job_state import (
+    CAUSE_OF_STATE,
+    HELD,
+    HELD_BY_ADMIN,
+    HELD_BY_SLURM,
+    HELD_BY_USER,
+    SUSPENDED,
+    bare_reason,
+    base,
+    describe_reason,
+    is_final,
+)
 from slurmtrain.model.run.layout import ArrayDir, RunDir, RunsRoot, SubmissionDir
 from slurmtrain.model.run.run import Attempt, Live, Run
 from slurmtrain.ops.shared.local_jobs import checkpoints_on_disk, last_error_line, last_written_at
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.parse import (
-    HELD_BY_ADMIN,
-    HELD_BY_SLURM,
-    HELD_BY_USER,
     Job,
-    bare_reason,
-    describe_reason,
     find_unclaimed_job,
     is_named_after,
     job_arrays,

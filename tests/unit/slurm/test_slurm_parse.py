@@ -14,7 +14,6 @@ from slurmtrain.slurm.parse import (
     Job,
     NodeInfo,
     count_of,
-    describe_reason,
     read_accounting,
     read_duration,
     read_job,
@@ -367,30 +366,3 @@ def test_fields_of_a_job_are_read_except_the_users_own_text() -> None:
         "BatchFlag": "1",
         "ExcNodeList": "node[1,3]",
     }
-
-
-# --- why a job is pending --------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("code", "words"),
-    [
-        ("(None)", "Slurm has not looked at it yet (None)"),
-        ("", "Slurm has not looked at it yet"),
-        ("(Resources)", "the nodes that it needs are busy (Resources)"),
-        ("JobHeldUser", "it is held by its user; 'scontrol release 5_3' releases it (JobHeldUser)"),
-        ("ReqNodeNotAvail, UnavailableNodes:n3", "a node that it needs is down, drained or reserved (ReqNodeNotAvail)"),
-        ("launch failed requeued held", "it could not be launched and is held; 'scontrol release 5_3' releases it "
-         "(launch failed requeued held)"),
-        ("QOSGrpNodeLimit", "a limit of its QOS is reached (QOSGrpNodeLimit)"),
-        ("AssocMaxJobsLimit", "a limit of its account is reached (AssocMaxJobsLimit)"),
-        ("SomethingNew", "Slurm says SomethingNew"),
-    ],
-)  # fmt: skip
-def test_a_reason_is_described_with_its_code_and_what_a_person_can_do(code: str, words: str) -> None:
-    assert describe_reason(code, "5_3") == words
-
-
-@given(st.text(), st.text())
-def test_any_reason_gives_words(code: str, job_id: str) -> None:
-    assert describe_reason(code, job_id)

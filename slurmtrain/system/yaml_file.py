@@ -26,6 +26,10 @@ _SHORT_FLOAT = (
     re.compile(r"[-+]?(?:\d+(?:\.\d*)?|\.\d+)[eE][-+]?\d+$"),
     list("-+.0123456789"),
 )
+# A colour, but neither a word such as 'add' nor the number of an issue.
+_COLOUR = re.compile(
+    r" +#(?=\d*[a-f]+\d|\d+[a-f]|([a-f\d])\1+\b|\d{6}\b)(?:[\da-f]{3,4}|[\da-f]{6}|[\da-f]{8})(?![\w-])", re.IGNORECASE
+)
 # A key and its value on one line, also in a list.
 _ENTRY = re.compile(r"(\s*(?:-\s+)*)([\w.-]+:\s+|(?<=- ))(\S.*?)\s*")
 # Limits against files whose aliases multiply ("billion laughs"): number of values after expanding aliases, and depth.
@@ -101,7 +105,7 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
         mark = error.problem_mark or error.context_mark
         why = " ".join(filter(None, (error.context, error.problem)))
         line = mark.line if mark else 0
-        problem = why if isinstance(error, _TooLong) else f"this is not YAML: {why}{_find_cure(text, line)}"
+        problem = why if isinstance(error, _TooLong | _Cut) else f"this is not YAML: {why}{_find_cure(text, line)}"
         raise SpecError([Mistake(f"{name}:{line + 1}", "", problem)]) from None
     except yaml.YAMLError as error:
         raise SpecError([Mistake(f"{name}:1", "", f"this is not YAML: {' '.join(str(error).split())}")]) from None
@@ -156,9 +160,13 @@ def _possible_cures(line: str, above: str) -> Iterator[tuple[str, str]]:
     elif value[0] == "[" and "]" not in value:
         yield "close the brackets", f"{key}{value}]"
     elif value[0] not in "[{" or re.match(r"\{[\w.]+\}[^\s,]", value):
-        is_plain = '"' not in value and "\\" not in value
-        quoted = f'"{value}"' if is_plain else "'" + value.replace("'", "''") + "'"
-        yield "put the value in quotes", f"{key}{quoted}"
+        yield "put the value in quotes", f"{key}{_in_quotes(value)}"
+
+
+def _in_quotes(value: str) -> str:
+    if '"' in value or "\\" in value:
+        return "'" + value.replace("'", "''") + "'"
+    return f'"{value}"'
 
 
 def parse_value(raw: str) -> Any:
@@ -195,8 +203,26 @@ def write_yaml(data: Any, *, flow: bool = False) -> str:
     )
 
 
+def _cut_value(node: yaml.ScalarNode) -> str:
+    """The part of a node's value that YAML has cut off as a comment, though it is none; mostly empty.
+
+    That is a colour, or follows an option that has no value yet. Other comments are genuine.
+    """
+    mark = node.end_mark
+    if node.style is not None or mark.buffer is None:
+        return ""
+    rest = mark.buffer[mark.pointer :].split("\n", 1)[0].rstrip("\0")
+    is_option = node.value.rpartition(" ")[2].startswith("-")
+    is_cut = re.match(r" +#\w", rest) if is_option else _COLOUR.match(rest)
+    return re.split(r"[\s,\]}]", rest.lstrip(" "), maxsplit=1)[0] if is_cut else ""
+
+
 class _TooLong(yaml.MarkedYAMLError):
     """There are more keys and values than a spec may have."""
+
+
+class _Cut(yaml.MarkedYAMLError):
+    """YAML has cut a value."""
 
 
 class FileLoader(yaml.SafeLoader):
@@ -212,7 +238,15 @@ class FileLoader(yaml.SafeLoader):
         self.nodes += 1
         if self.nodes > _MAX_VALUES:
             raise _TooLong(problem=f"more than {_MAX_VALUES} keys and values", problem_mark=self.get_mark())
-        return super().compose_node(parent, index)
+        node = super().compose_node(parent, index)
+        if isinstance(node, yaml.ScalarNode) and (cut := _cut_value(node)):
+            whole = _in_quotes(f"{node.value} {cut}".strip())
+            raise _Cut(
+                problem=f"'{cut}' is a comment to YAML, so that the value is only '{node.value}'; put it in "
+                f"quotes: {whole} (or write a comment with a blank after '#')",
+                problem_mark=node.end_mark,
+            )
+        return node
 
 
 FileLoader.add_implicit_resolver(*_SHORT_FLOAT)

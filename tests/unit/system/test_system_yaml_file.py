@@ -247,3 +247,27 @@ def test_a_pair_of_surrogates_is_the_character_that_json_means_by_it() -> None:
     twice, lone = (mistake.message for mistake in document.mistakes)
     assert "appears twice" in twice
     assert "this key cannot be read" in lone
+
+
+@pytest.mark.parametrize(
+    ("line", "whole"),
+    [
+        ("command: x --color #fff", "x --color #fff"),
+        ("env: {C: red #a0b1c2}", "red #a0b1c2"),
+        ("- x -n #3 # why", "x -n #3"),
+        ("a: #fff", "#fff"),
+    ],
+)
+def test_a_value_that_yaml_would_cut_at_a_hash_is_refused_with_quotes_around_it(line: str, whole: str) -> None:
+    with pytest.raises(SpecError) as raised:
+        parse_yaml(f"x:\n  {line}\n", "f")
+    [mistake] = raised.value.mistakes
+    assert mistake.where == "f:2"
+    assert f'put it in quotes: "{whole}" (' in mistake.message
+
+
+@pytest.mark.parametrize(
+    "line", ["b # fff", "b #note", "'b' #fff", "b#fff", "1  # 3rd", "b #123", "1 # b -c #fff", "b #add it"]
+)
+def test_other_comments_stay_silent(line: str) -> None:
+    data_of(f"x:\n  a: {line}\n")

@@ -42,7 +42,9 @@ def parse_dependency(value: object) -> Dependency:
     Raises ValueError for any other value.
     """
     if not isinstance(value, str):
-        raise ValueError(f"expected the name or id of a run, found {type_name(value)} ({value!r}); put it in quotes")
+        # 'afterok: pretrain', with a blank, is a mapping in YAML.
+        cure = "put it in quotes" if isinstance(value, int | float) else "write for example afterok:pretrain"
+        raise ValueError(f"expected the name or id of a run, found {type_name(value)} ({value!r}); {cure}")
     condition, colon, name = value.strip().rpartition(":")
     if colon and condition not in _CONDITIONS:
         near = suggestion(condition, _CONDITIONS)

@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import sqlalchemy as sa
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.wandb_files import synced_history
 from helpers.workspaces import build_run
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from slurmtrain.errors import UserError
+from slurmtrain.model.urls import DatabaseUrl
 from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.next_attempts import run_settings
@@ -245,6 +247,17 @@ def test_a_file_of_steps_that_is_not_ours_is_replaced(tmp_path: Path) -> None:
     assert list(file.rows()) == []
 
 
+def lose(registry: Path | DatabaseUrl) -> None:
+    """Delete a registry with all that it knows; slurmtrain itself would keep what was sent to trackers on a server."""
+    if isinstance(registry, Path):
+        registry.unlink()
+        return
+    from slurmtrain.plugins.postgresql import make_engine
+
+    with make_engine(registry).begin() as connection:
+        connection.execute(sa.text(f'DROP SCHEMA "{registry.schema}" CASCADE'))
+
+
 @pytest.mark.parametrize("loss", ["rebuild", "lost registry", "damaged record"])
 def test_a_registry_that_is_made_anew_knows_what_was_sent(workspace: Workspace, loss: str) -> None:
     run = tracked(workspace, "csv", "tensorboard")
@@ -262,7 +275,7 @@ def test_a_registry_that_is_made_anew_knows_what_was_sent(workspace: Workspace, 
     assert before[0]["mirrored"] is True
     assert {each["tracker"] for each in before[0]["trackers"]} == {"csv", "tensorboard"}
     if loss != "rebuild":
-        workspace.root.registry.unlink()
+        lose(workspace.config.registry)
     if loss == "damaged record":
         directory.sent.write_text('{"trackers": [{"tracker": "csv", "uri": 7}, 3]}')
     rebuild(workspace)

@@ -419,9 +419,19 @@ def test_setup_lines_run_before_the_tasks_and_their_exports_arrive(site: Site, t
     assert "found yes" in site.call("logs", run_id).stdout
 
 
-def test_the_same_script_trains_without_any_job(site: Site) -> None:
+_THREADS_AT_EXIT = """
+import atexit, runpy, sys
+from pathlib import Path
+atexit.register(lambda: print(*sorted(path.read_text().strip() for path in Path("/proc/self/task").glob("*/comm"))))
+runpy.run_path(sys.argv[1], run_name="__main__")
+"""
+
+
+def test_the_same_script_trains_without_any_job_and_leaves_no_thread_of_gloo(site: Site) -> None:
     completed = subprocess.run(
-        [sys.executable, str(SCRIPTS / "train.py")],
+        # Threads of gloo that are left at the exit can abort the process there: "terminate called without an active
+        # exception". One of the script's own imports may keep them, which shows in one exit of hundreds.
+        [sys.executable, "-c", _THREADS_AT_EXIT, str(SCRIPTS / "train.py")],
         cwd=site.path,
         env=site.environment(),
         capture_output=True,
@@ -429,4 +439,5 @@ def test_the_same_script_trains_without_any_job(site: Site) -> None:
     )
     assert completed.returncode == 0, completed.stderr
     assert completed.stdout.startswith("weights ")
+    assert "gloo" not in completed.stdout
     assert list(site.path.iterdir()) == []

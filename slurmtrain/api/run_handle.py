@@ -223,7 +223,7 @@ class RunHandle:
         return [CheckpointInfo.from_record(each, self._record.directory) for each in self._load().on_disk]
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields, as ``slurmtrain status --json`` prints them (docs/runs.md): a row of a table of runs."""
+        """All fields, as ``status --json`` prints them (docs/reference/json.md): a row of a table of runs."""
         return dict(self._record)
 
     def refresh(self) -> Self:

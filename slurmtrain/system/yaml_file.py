@@ -110,7 +110,9 @@ def parse_yaml(text: str, name: str) -> YamlDocument:
     except yaml.YAMLError as error:
         raise SpecError([Mistake(f"{name}:1", "", f"this is not YAML: {' '.join(str(error).split())}")]) from None
     if root is None:
-        raise SpecError([Mistake(f"{name}:1", "", "the file is empty; docs/spec.md shows what a spec looks like")])
+        raise SpecError(
+            [Mistake(f"{name}:1", "", "the file is empty; docs/getting-started.md shows what a spec looks like")]
+        )
     if not isinstance(root, yaml.MappingNode):
         raise SpecError(
             [Mistake(f"{name}:{root.start_mark.line + 1}", "", "expected a mapping (key: value) at the top")]

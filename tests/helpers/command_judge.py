@@ -24,7 +24,7 @@ from slurmtrain.model.run.layout import (
     put_aside,
 )
 
-# docs/cli.md.
+# docs/reference/cli.md.
 EXIT_CODES = frozenset({0, 1, 2, 130})
 _TRACEBACK = re.compile(rb"Traceback \(most recent|Exception ignored|Fatal Python error|Warning: ")
 # A Ctrl-C while an object is collected cannot be raised: Python prints it, and the command goes on.

@@ -1,4 +1,4 @@
-"""What tests on GPUs measure: the rows of the table in docs/gpu.md."""
+"""What tests on GPUs measure: the rows of the table in docs/reference/gpu.md."""
 
 from __future__ import annotations
 

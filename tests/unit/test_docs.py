@@ -26,13 +26,14 @@ from slurmtrain.specfile import load_spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCS = REPOSITORY / "docs"
+REFERENCE = DOCS / "reference"
 DOCUMENTS = sorted([*REPOSITORY.glob("*.md"), *DOCS.glob("**/*.md")])
 _BLOCK = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _CLICK = version("click")
 WITH_TESTED_CLICK = pytest.mark.skipif(
     f"\nclick=={_CLICK}\n" not in (REPOSITORY / "constraints.txt").read_text(),
-    reason=f"the usage lines in docs/cli.md are not those of click {_CLICK}",
+    reason=f"the usage lines in docs/reference/cli.md are not those of click {_CLICK}",
 )
 _HEADING = re.compile(r"^#+ (.+)$", re.MULTILINE)
 
@@ -84,12 +85,12 @@ def test_generated_pages_are_what_the_code_says_and_one_out_of_date_is_refused_w
     (tmp_path / "scripts").mkdir()
     shutil.copy(REPOSITORY / "scripts" / "docs", tmp_path / "scripts")
     (tmp_path / "slurmtrain").symlink_to(REPOSITORY / "slurmtrain")
-    page = tmp_path / "docs" / "spec.md"
+    page = tmp_path / "docs" / "reference" / "spec.md"
     expected = page.read_text()
     page.write_text(expected.replace("`resources.nodes`", "`resources.gnomes`"))
     refused = generate(tmp_path, "--check")
     assert refused.returncode == 1
-    assert re.findall(r"^--- (.*)$", refused.stdout, re.MULTILINE) == ["docs/spec.md"]
+    assert re.findall(r"^--- (.*)$", refused.stdout, re.MULTILINE) == ["docs/reference/spec.md"]
     assert "-| `resources.gnomes`" in refused.stdout
     assert "+| `resources.nodes`" in refused.stdout
     assert generate(tmp_path).returncode == 0
@@ -97,13 +98,13 @@ def test_generated_pages_are_what_the_code_says_and_one_out_of_date_is_refused_w
 
 
 def test_every_key_of_a_spec_stands_in_its_reference() -> None:
-    page = (REPOSITORY / "docs" / "spec.md").read_text()
+    page = (REFERENCE / "spec.md").read_text()
     missing = [".".join(path) for path, _ in walk_keys(Spec) if f"| `{'.'.join(path)}` |" not in page]
     assert missing == []
 
 
 def test_every_command_has_help_and_stands_in_the_reference() -> None:
-    page = (REPOSITORY / "docs" / "cli.md").read_text()
+    page = (REFERENCE / "cli.md").read_text()
     for name, command in EVERY_COMMAND:
         assert command.help, name
         assert command.short_help, name
@@ -123,7 +124,7 @@ def test_the_help_of_every_command_ends_with_calls_of_it_that_can_be_typed() -> 
 
 
 def test_the_page_of_commands_leads_to_each_by_a_call_that_can_be_typed() -> None:
-    rows = (REPOSITORY / "docs" / "cli.md").read_text().partition("\n## ")[0]
+    rows = (REFERENCE / "cli.md").read_text().partition("\n## ")[0]
     calls = [shlex.split(call) for call in re.findall(r"`(slurmtrain [^`]+)`", rows) if "COMMAND" not in call]
     for call in calls:
         parse(cli, call[1:])
@@ -246,7 +247,9 @@ def functions_of(file: str) -> set[str]:
     return {node.name for node in body if isinstance(node, functions) and node.name.startswith("test_")}
 
 
-@pytest.mark.parametrize(("page", "heading"), [("security.md", "\n## Promises"), ("texts.md", "# Names and texts")])
+@pytest.mark.parametrize(
+    ("page", "heading"), [("security.md", "\n## Promises"), ("reference/texts.md", "# Names and texts")]
+)
 def test_every_promise_names_tests_that_exist(page: str, heading: str) -> None:
     table = promises(page, heading)
     assert len(table) > 5

@@ -1,7 +1,7 @@
 """The words of a command: files that it reads and writes, what its script imports, and what is hardly ever meant so.
 
 Which words name files is a guess from the names of options, and cautious: a word that may be something else is left
-out. docs/spec.md lists the rules.
+out. docs/reference/spec.md lists the rules.
 """
 
 from __future__ import annotations
@@ -207,7 +207,7 @@ def script_imports(source: bytes) -> list[ScriptImport]:
     return imports
 
 
-# What commands may have in braces: docs/spec.md.
+# What commands may have in braces: docs/reference/spec.md.
 PLACEHOLDERS = (
     *NODE_PLACEHOLDERS, "resume_from", "resume_dir", "resume_tag", "run_dir", "checkpoint_dir", "run_id", "attempt",
 )  # fmt: skip

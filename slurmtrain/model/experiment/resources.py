@@ -265,7 +265,7 @@ class ResourcesSpec:
     """CPU cores per process; sets OMP_NUM_THREADS."""
     bind: Annotated[str, kinds.choice(*BINDINGS)] | None = None
     """What each process is bound to: `cores`, an equal share of the node's cores; `numa`, the CPUs of a NUMA node;
-    `gpu`, those near its GPU; null: nothing. See [slurm.md](slurm.md#cpus-of-ranks)."""
+    `gpu`, those near its GPU; null: nothing. See [slurm.md](../slurm.md#cpus-of-ranks)."""
     mem: NodeMemory | None = None
     """Memory per node, in units of 1024; 0: all that the node has; null: the partition's default. Not enforced by the
     local executor."""
@@ -275,7 +275,7 @@ class ResourcesSpec:
     `run.loader(...)`."""
     components: Annotated[tuple[ComponentSpec, ...], Components()] = ()
     """The components of a heterogeneous job, whose nodes differ, instead of `nodes`. See
-    [mixed-hardware.md](mixed-hardware.md#heterogeneous-jobs). null: nodes are all alike."""
+    [mixed-hardware.md](../mixed-hardware.md#heterogeneous-jobs). null: nodes are all alike."""
     accumulation: kinds.Positive = 1
     """Gradient accumulation: into how many parts the script divides the batch of each process, so that one fits into
     memory. The script reads it: `run.accumulation`, SLURMTRAIN_ACCUMULATION. With `grow` it is that on `nodes.max`

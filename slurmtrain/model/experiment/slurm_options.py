@@ -2,8 +2,8 @@
 
 An option is passed on, or the message says what to write instead. Source: slurm_opt.c and the manual pages of Slurm
 22.05 to 25.11. A run differs from a script in that its job has a name of its own and one task a node, the node agent,
-which starts the ranks: what a script says about tasks means that task. docs/slurm-options.md is generated from this
-table.
+which starts the ranks: what a script says about tasks means that task. docs/reference/slurm-options.md is generated
+from this table.
 """
 
 from __future__ import annotations

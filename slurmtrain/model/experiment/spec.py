@@ -1,4 +1,4 @@
-"""The spec: its sections and keys, with their defaults and their texts in the reference (docs/spec.md is generated).
+"""The spec: its sections and keys, with their defaults and their texts; docs/reference/spec.md is generated from it.
 
 Larger sections have modules of their own, such as :mod:`slurmtrain.model.experiment.sections`.
 """
@@ -82,7 +82,7 @@ class Spec:
     after: Annotated[tuple[str, ...], DEPENDENCIES] = ()
     """Runs that must have completed before this one starts, by name or id; also the id of a sweep, for all of its runs.
     A name means the spec of that name in the same `submit`, else the newest run of that name. `afterany:NAME`: they
-    must have ended, however. See [chains.md](chains.md)."""
+    must have ended, however. See [chains.md](../chains.md)."""
     params: Params = field(default_factory=dict)
     """Parameters of the script, which sweeps vary and MLflow logs."""
     seed: Annotated[int, kinds.whole_number(0, _LARGEST_SEED)] | None = None
@@ -93,7 +93,7 @@ class Spec:
     none fails."""
     strategy: StrategySpec | None = None
     """How `run.parallelize(model)` distributes the model over the processes; null: as `ddp`. See
-    [strategies.md](strategies.md)."""
+    [strategies.md](../strategies.md)."""
     resources: ResourcesSpec = ResourcesSpec()
     """Resources of the run."""
     slurm: Annotated[dict[str, Any], SLURM_SECTION] = field(default_factory=dict)
@@ -117,8 +117,8 @@ class Spec:
     SECRET or CREDENTIAL, and URLs with a password, are never recorded."""
     setup: ShellBlock = ()
     """Shell lines, such as `module load cuda`, that run once, on the first node, before everything else; what they
-    export reaches all nodes. A line that fails ends the attempt. See [setup.md](setup.md). They are recorded: secrets
-    belong in `env`."""
+    export reaches all nodes. A line that fails ends the attempt. See [setup.md](../setup.md). They are recorded:
+    secrets belong in `env`."""
     setup_node: ShellBlock = ()
     """The same on each node, before its ranks; what they export reaches the ranks of the node."""
     sidecars: Lines = ()

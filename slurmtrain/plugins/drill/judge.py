@@ -250,7 +250,7 @@ def _judge_end(verdict: FaultVerdict, facts: DrillFacts, findings: Findings) -> 
     if verdict.restarted_by is None and verdict.cause != "completed":
         findings.add(
             f"it was not restarted: {run.reason or run.state}",
-            "see section 'requeue' of docs/spec.md for what is started again, and docs/watch.md for who does it",
+            "see docs/requeue.md for what is started again, and docs/watch.md for who does it",
         )
     if run.state != "completed":
         # That it was not restarted explains its state.

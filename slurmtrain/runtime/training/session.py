@@ -248,8 +248,9 @@ class Session(SteppedTraining):
             self._begin_process()
         self._beat(Phase.JOINING)
         with without_collection():
-            # Outside a job too, where nothing is saved: the first optimizer imports torch's compiler anyway, and once the
-            # group is joined that would keep a reference to it, and so threads that can abort the process at its exit.
+            # Outside a job too, where nothing is saved: the first optimizer imports torch's compiler anyway, and once
+            # the group is joined that would keep a reference to it, and so threads that can abort the process at its
+            # exit.
             import_checkpoints()
         mixed = self._plan is not None and self._plan.spec.resources.mixed
         self._owns_group, elected = join_group(self._worker, self.device, self._backend, self._timeout, elects=mixed)

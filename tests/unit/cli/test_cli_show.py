@@ -154,8 +154,8 @@ def test_each_node_is_a_row_where_that_is_asked_for(commands: Preloaded, site: P
 
 
 def documented(noun: str) -> set[str]:
-    """The fields that docs/runs.md lists of RUN, ATTEMPT or CHECKPOINT."""
-    page = (GOLDEN.parents[1] / "docs" / "runs.md").read_text()
+    """The fields that docs/reference/json.md lists of RUN, ATTEMPT or CHECKPOINT."""
+    page = (GOLDEN.parents[1] / "docs" / "reference" / "json.md").read_text()
     match = re.search(rf"^{noun} +(.*?)^(?:[A-Z]|```)", page, re.MULTILINE | re.DOTALL)
     fields = re.sub(r"\([^)]*\)|\{([^{}]|\{[^}]*\})*\}|\[[^\]]*\]", "", match[1])
     # Before those of one command alone stands its name.
@@ -163,7 +163,7 @@ def documented(noun: str) -> set[str]:
     return {field.strip() for field in fields.split(",")}
 
 
-def test_the_page_about_runs_lists_every_field_of_the_json(commands: Preloaded, site: Path) -> None:
+def test_the_page_about_json_lists_every_field_of_the_json(commands: Preloaded, site: Path) -> None:
     environment = {"PATH": os.environ["PATH"], "HOME": str(site), "SLURMTRAIN_RUNS": "runs"}
     run = json.loads(commands.call("show", RUN_ID, "--json", cwd=site, env=environment).stdout)["run"]
     lists = {"attempts", "checkpoints"}

@@ -1,1 +1,1 @@
-"""The events of journals, one frozen dataclass for each kind; ``docs/events.md`` is generated from them."""
+"""The events of journals, one frozen dataclass for each kind; docs/reference/events.md is generated from them."""

@@ -57,6 +57,13 @@ class AttemptDiagnosis:
     partly: Sequence[str] = ()
     problems: Sequence[str] = ()
 
+    @property
+    def headline(self) -> str:
+        """The one sentence, without a full stop, that answers why the attempt failed; empty if nothing is known."""
+        if self.diagnosis.root is not None:
+            return self.diagnosis.root.first.cause
+        return self.attempt.reason if self.attempt is not None else self.run.reason
+
     def to_dict(self) -> dict[str, Any]:
         """What ``doctor RUN --json`` prints."""
         attempt, diagnosis = self.attempt, self.diagnosis
@@ -64,6 +71,7 @@ class AttemptDiagnosis:
             "schema": SCHEMA,
             "run_id": self.run.id,
             "state": self.run.state,
+            "headline": self.headline,
             "attempt": attempt.number if attempt else None,
             "cause": attempt.cause if attempt else None,
             "reason": attempt.reason if attempt else self.run.reason,

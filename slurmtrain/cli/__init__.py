@@ -54,6 +54,18 @@ COMMANDS = {
     "schema": ("upkeep_commands", "Print the JSON Schema of specs, for editors."),
 }
 
+# How --help groups the commands, also those of plug-ins: what people do most first.
+SECTIONS = {
+    "Start runs": "submit render resume rerun",
+    "Look at runs": "status why show logs top plot ui",
+    "Compare runs": "compare best diff",
+    "Steer runs": "cancel wait",
+    "Checkpoints": "checkpoint checkpoints verify prune export",
+    "Keep order": "tag note archive delete clean",
+    "Cluster and machines": "preflight doctor drill nodes watch sync metrics",
+    "This installation": "completion schema registry",
+}
+_UNGROUPED = "More commands"
 # By name: the module that has the function ``name_command``, and the short help.
 _OWN = {name: (f"slurmtrain.cli.{module}", text) for name, (module, text) in COMMANDS.items()}
 # The entry points of plug-ins: each refers to such a mapping.
@@ -130,9 +142,19 @@ class LazyGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """List the commands in ``--help``. click's own method would import every command for its short help."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in self.places.items()])
+        """List the commands in ``--help``, by section. click's own method would import each for its short help."""
+        width = max(map(len, self.places))
+        for title, names in self.sections().items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), self.places[name][1]) for name in names])
+
+    def sections(self) -> dict[str, list[str]]:
+        """The names of the commands by section; last what plug-ins add that no section names."""
+        sections = {title: [name for name in names.split() if name in self.places] for title, names in SECTIONS.items()}
+        grouped = {name for names in sections.values() for name in names}
+        if others := [name for name in self.places if name not in grouped]:
+            sections[_UNGROUPED] = others
+        return sections
 
 
 @click.group(

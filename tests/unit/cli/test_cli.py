@@ -12,7 +12,7 @@ import pytest
 from click.testing import CliRunner
 from helpers.preloaded import Called, shared
 
-from slurmtrain.cli import cli, formatting, main
+from slurmtrain.cli import SECTIONS, cli, formatting, main
 
 
 def call(*arguments: str, cwd: Path, **env: str) -> Called:
@@ -177,3 +177,21 @@ def test_an_interruption_within_the_definition_of_a_class_is_one_too(
     with pytest.raises(SystemExit) as left:
         main(["status"])
     assert (left.value.code, capsys.readouterr().err) == (130, "interrupted\n")
+
+
+def test_the_help_has_every_command_in_the_section_of_what_it_is_for() -> None:
+    sections = cli.sections()
+    assert list(sections) == list(SECTIONS)
+    listed = [name for names in sections.values() for name in names]
+    assert len(listed) == len(set(listed))
+    assert set(listed) == set(cli.places)
+    text = CliRunner().invoke(cli, ["--help"]).output
+    positions = [text.index(f"\n{title}:\n") for title in sections]
+    assert positions == sorted(positions)
+    assert all(f"\n  {name} " in text for name in listed)
+
+
+def test_a_plug_ins_command_without_a_section_comes_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cli, "places", {**cli.places, "brew": ("kitchen", "Make coffee.")})
+    *_, (title, names) = cli.sections().items()
+    assert (title, names) == ("More commands", ["brew"])

@@ -224,7 +224,7 @@ def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
             for metric in answer.metrics:
                 score = run.scores[metric]
                 values += [score.last, score.best, score.best_step] if metric in answer.ranged else [score.last]
-            settings = [formatting.setting(run.settings.get(name)) for name in answer.comparison.differs]
+            settings = [tables.csv_cell(run.settings.get(name)) for name in answer.comparison.differs]
             yield [run.id, run.name, run.state, *settings, *values]
 
 

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.hostlist import compress_hostlist, natural_sort_key
-from slurmtrain.model.query.fields import flattened, write_settings, write_value
+from slurmtrain.model.query.fields import flattened, write_measured, write_settings, write_value
 
 if TYPE_CHECKING:
     from slurmtrain.model.query.comparison import Spread
@@ -64,7 +64,7 @@ def age(moment: str | None) -> str:
 
 def number(value: Any) -> str:
     """A metric, to four figures."""
-    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    return "-" if value is None else write_measured(value) if isinstance(value, float) else str(value)
 
 
 def steps(run: Mapping[str, Any]) -> str:

@@ -316,7 +316,9 @@ def _print_sources(rendered: Sequence[Rendered], *, as_json: bool) -> None:
         rows = []
         for each in run.find_sources():
             text = isinstance(each.value, str)
-            value = json.dumps(each.value, ensure_ascii=False) if text else write_value(each.value)
+            # All figures: this is what the run gets.
+            exact = repr(each.value) if isinstance(each.value, float) else write_value(each.value)
+            value = json.dumps(each.value, ensure_ascii=False) if text else exact
             rows.append([each.key, value, str(each)])
         tables.print_table(["KEY", "VALUE", "FROM"], rows)
 

@@ -172,16 +172,16 @@ def print_runs_csv(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> N
             f"{part}.{name}" for part in ("params", "metrics") for run in runs for name, _ in flattened(run[part] or {})
         )
         names = [*users, *_CSV_FIELDS, *dict.fromkeys(inner), *_CSV_LAST]
+    output.print_csv([names, *([csv_cell(value_of(run, name)) for name in names] for run in runs)])
 
-    def cell(value: Any) -> Any:
-        """Text as it is, nothing for null, lists separated by blanks, everything else as JSON."""
-        if value is None or isinstance(value, str):
-            return value
-        # For programs, which may not know all forms of numbers that people write.
-        value = plain_numbers(value)
-        return " ".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)
 
-    output.print_csv([names, *([cell(value_of(run, name)) for name in names] for run in runs)])
+def csv_cell(value: Any) -> Any:
+    """A ``value`` for programs: text as it is, nothing for null, lists separated by blanks, else JSON, not rounded."""
+    if value is None or isinstance(value, str):
+        return value
+    # Programs may not know all forms of numbers that people write.
+    value = plain_numbers(value)
+    return " ".join(map(str, value)) if isinstance(value, list | tuple) else json.dumps(value)
 
 
 def screen(

@@ -72,6 +72,8 @@ def names_in(records: Iterable[Record]) -> list[str]:
 
 
 _EXPONENT = re.compile(r"e([+-]?)0*([0-9]+)$")
+# A number with more figures was computed, and is shown with so many.
+_MOST_FIGURES, _FIGURES = 12, 6
 
 
 def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -114,17 +116,30 @@ def write_settings(settings: Mapping[str, Any], names: Iterable[str]) -> str:
 def write_value(value: Any) -> str:
     """A value as people write it: text as it is, numbers as they were written, if that is known, else JSON.
 
-    Other numbers have short exponents, and are not rounded.
+    Numbers that were computed, such as 0.10999999999999999, are rounded to six figures.
     """
     if isinstance(value, str):
         return value
     if isinstance(value, WrittenNumber):
         return str(value)
     if isinstance(value, float):
-        return _EXPONENT.sub(lambda match: f"e{match[1].removeprefix('+')}{match[2]}", repr(value))
+        # Nobody writes so many figures.
+        chosen = float(f"{value:.{_MOST_FIGURES}g}") == value
+        return _short_exponent(f"{value:.{_MOST_FIGURES if chosen else _FIGURES}g}")
     if isinstance(value, Mapping):
         return "{" + ", ".join(f"{json.dumps(str(key))}: {_inside(each)}" for key, each in value.items()) + "}"
     return f"[{', '.join(map(_inside, value))}]" if isinstance(value, list | tuple) else json.dumps(value)
+
+
+def write_measured(value: float) -> str:
+    """A measured number as people write it: to four figures, below a million without an exponent."""
+    if 1000 <= abs(value) < 1_000_000:
+        return f"{value:.0f}"
+    return _short_exponent(f"{value:.4g}")
+
+
+def _short_exponent(text: str) -> str:
+    return _EXPONENT.sub(lambda match: f"e{match[1].removeprefix('+')}{match[2]}", text)
 
 
 def _inside(value: Any) -> str:

@@ -49,7 +49,7 @@ def test_runs_of_a_sweep_show_what_differs_among_them(root: Path, columns: int) 
     header, *lines = on_a_terminal(root, columns, "cnn*")
     assert header.split()[:4] == ["ID", "NAME", "STATE", "PARAMS"]
     settings = [line[header.index("PARAMS") :].split("  ")[0].strip() for line in lines]
-    assert settings == [f"lr={lr} seed={seed}" for lr in ("1.0", "0.1", "0.01") for seed in (1, 0)]
+    assert settings == [f"lr={lr} seed={seed}" for lr in ("1", "0.1", "0.01") for seed in (1, 0)]
     assert max(map(cell_len, lines)) <= columns
 
 

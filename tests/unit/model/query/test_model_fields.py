@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.errors import QueryError
-from slurmtrain.model.query.fields import differing, in_order, read_sort, write_settings, write_value
+from slurmtrain.model.query.fields import differing, in_order, read_sort, write_measured, write_settings, write_value
 
 
 def values(key: str, *given_values: Any) -> list[Any]:
@@ -52,9 +52,21 @@ def test_what_some_runs_lack_comes_after_what_has_different_values() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.1, "0.1"), (1.0, "1.0"), (1e-05, "1e-5"), (3e20, "3e20"), (0.00012345678, "0.00012345678"), (64, "64"),
+        (0.1, "0.1"), (1.0, "1"), (0.1 + 0.01, "0.11"), (1 / 3, "0.333333"), (1234567.5, "1234567.5"),
+        (1e-05, "1e-5"), (3e20, "3e20"), (0.00012345678, "0.00012345678"), (64, "64"),
         ("1e-3", "1e-3"), (True, "true"), (None, "null"), ([1, "ü"], '[1, "ü"]'),
     ],
 )  # fmt: skip
 def test_values_are_written_as_people_write_them(value: object, text: str) -> None:
     assert write_value(value) == text
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.1 + 0.01, "0.11"), (3.0, "3"), (0.98765, "0.9877"), (12345.678, "12346"), (999999.0, "999999"),
+        (1234567.0, "1.235e6"), (1e-05, "1e-5"), (-0.5, "-0.5"), (float("nan"), "nan"), (float("inf"), "inf"),
+    ],
+)  # fmt: skip
+def test_measured_numbers_have_four_figures_and_no_exponent_below_a_million(value: float, text: str) -> None:
+    assert write_measured(value) == text

@@ -184,7 +184,23 @@ _TRAINS = re.compile(
     r"(?:(?:exec|time|(?:\S*/)?(?:srun|mpirun))\s(?:.*?\s)?)?"
     r"(?P<command>(?:\S*/)?(?:python[\d.]*|torchrun|accelerate|deepspeed|uv|conda)\s.*)"
 )
+_PRINTS = re.compile(r"echo\s[^|&;<>]*")
 _OF_SHELL = re.compile(r"[$`|&;<>~*]")
+# A word of a shell, with what it has in quotes and brackets.
+_VALUE = r"""(?>"(?:\\.|[^"\\])*"|'[^']*'|\$?\((?:[^()]|\([^()]*\))*\)|\S)++"""
+# Options of launchers that say where ranks run, and how many.
+_PLACE = re.compile(
+    r"\s--?(?P<name>nnodes|nproc[-_]per[-_]node|node[-_]rank|master[-_]addr|master[-_]port|rdzv[-_]\w+|num[-_]machines"
+    r"|num[-_]processes|machine[-_]rank|main[-_]process[-_](?:ip|port)|num[-_]gpus|num[-_]nodes|hostfile)"
+    rf"(?:=|\s+)(?P<value>{_VALUE})"
+)
+_VALUE_OF = re.compile(rf"={_VALUE}")
+_ASSIGNMENTS = re.compile(rf"(?P<export>export\s+)?(?:[A-Za-z_]\w*(?:=(?:{_VALUE})?|(?=\s|$))\s*)+")
+# Variables that slurmtrain sets in every rank.
+_SET_IN_RANKS = frozenset({"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "NODE_RANK",
+                           "OMP_NUM_THREADS"})  # fmt: skip
+# The order of keys in a proposed spec.
+_ORDER = ("name", "command", "launcher", "workdir", "log", "resources", "slurm", "setup")
 
 
 def check_is_spec(path: Path, text: str) -> None:
@@ -205,11 +221,12 @@ def check_is_spec(path: Path, text: str) -> None:
 
 def _as_spec(text: str, name: str) -> str:
     """The YAML of a spec that says what a batch script does, as far as its lines are of a kind that can be told."""
-    spec = _script_command(text, name)
-    rest = []
+    spec, ranks, rest = _script_command(text, name)
     for option, value in _directives(text):
         advice = advice_on(SBATCH, option, value, None)
-        if option in _KEYS:
+        if option in ("requeue", "no-requeue"):
+            spec = _with(spec, ("requeue", "enabled"), option == "requeue")
+        elif option in _KEYS:
             spec = _with(spec, tuple(_KEYS[option].split(".")), _value_of(option, value))
         elif match := _GPUS.search(advice or ""):
             spec = _with(spec, ("resources", "gpus_per_node"), parse_value(match[1]))
@@ -217,6 +234,8 @@ def _as_spec(text: str, name: str) -> str:
             spec = _with(spec, ("slurm", option.replace("-", "_")), value)
         else:
             rest.append(f"# not translated: --{option}{'' if value is True else f'={value}'}: {advice or 'unknown'}\n")
+    if ranks is not None:
+        spec["resources"] = _resources_of_launcher(spec.get("resources", {}), ranks)
     # What cannot be a value of its key is left out: the whole must be a spec.
     # Several times, since a key that is gone may bring up another mistake.
     for _ in _KEYS:
@@ -225,7 +244,8 @@ def _as_spec(text: str, name: str) -> str:
             spec = _with(spec, path[:2], _ABSENT)
     # In a command, ${NAME} would be an interpolation.
     spec["command"] = spec["command"].replace("${", "\\${")
-    return write_yaml(spec) + "".join(dict.fromkeys(rest))
+    ordered = {key: spec[key] for key in (*_ORDER, *spec) if key in spec}
+    return write_yaml(ordered) + "".join(dict.fromkeys(rest))
 
 
 def _directives(text: str) -> Iterator[tuple[str, str | bool]]:
@@ -256,8 +276,12 @@ def _value_of(option: str, value: str | bool) -> object:
     return text if option in ("chdir", "mem", "output", "time") else parse_value(text)
 
 
-def _script_command(text: str, name: str) -> dict[str, Any]:
-    """The command of a script, which is its last line that trains, and the lines before it as ``setup``."""
+def _script_command(text: str, name: str) -> tuple[dict[str, Any], int | None, list[str]]:
+    """The command of a script, which is its last line that trains, and the lines before it as ``setup``.
+
+    Then how many ranks its launcher starts on a node, 0 if that is not known, None if it has no launcher; and a comment
+    for each line that is left out.
+    """
     lines = [line.strip() for line in text.replace("\\\n", " ").split("\n")]
     lines = [line for line in lines if line and not line.startswith(("#", "set "))]
     for index in reversed(range(len(lines))):
@@ -265,11 +289,60 @@ def _script_command(text: str, name: str) -> dict[str, Any]:
             command = " ".join(match["command"].split())
             with contextlib.suppress(ValueError):
                 check_command(command)
-                is_shells = _OF_SHELL.search(command)
-                return {
-                    "command": in_shell(command) if is_shells else command,
-                    **({"launcher": NODE} if is_shells and choose_launcher(command) == NODE else {}),
-                    **({"setup": lines[:index]} if index else {}),
-                }
+                return _spec_of_lines(command, lines[:index])
             break
-    return {"command": shlex.join(["bash", name])}
+    return {"command": shlex.join(["bash", name])}, None, []
+
+
+def _spec_of_lines(command: str, setup: list[str]) -> tuple[dict[str, Any], int | None, list[str]]:
+    """The keys for a command and the lines before it, without what says where ranks run and how many."""
+    ranks = None
+    if choose_launcher(command) == NODE:
+        places = {match["name"].replace("-", "_"): match["value"] for match in _PLACE.finditer(command)}
+        count = places.get("nproc_per_node") or places.get("num_gpus") or ""
+        ranks = int(count) if count.isdecimal() else 0
+        command = _PLACE.sub("", command)
+    kept = _needed_lines(setup, command)
+    is_shells = _OF_SHELL.search(command)
+    spec = {
+        "command": in_shell(command) if is_shells else command,
+        **({"launcher": NODE} if is_shells and ranks is not None else {}),
+        **({"setup": kept} if kept else {}),
+    }
+    return spec, ranks, [f"# not needed: {line}\n" for line in setup if line not in kept]
+
+
+def _needed_lines(setup: list[str], command: str) -> list[str]:
+    """The lines without those that print, or set only what slurmtrain sets, and without what only such lines read."""
+    kept = [line for line in setup if not _PRINTS.fullmatch(line)]
+    kept = [line for line in kept if not (names := _assigned(line)) or not names <= _SET_IN_RANKS]
+    before: list[str] = []
+    while len(kept) != len(before):
+        before = kept
+        texts = [*before, command]
+        kept = [line for line in before if line.startswith("export") or not _is_unread(line, texts)]
+    return kept
+
+
+def _is_unread(line: str, texts: list[str]) -> bool:
+    """Whether a line sets variables, and none of these ``texts``, itself aside, has their names."""
+    names = _assigned(line)
+    return bool(names) and not any(re.search(rf"\b(?:{'|'.join(names)})\b", text) for text in texts if text != line)
+
+
+def _assigned(line: str) -> set[str]:
+    """The variables that a line sets; none if it does anything else."""
+    if not _ASSIGNMENTS.fullmatch(line) or not re.match(r"export\s|\w+=", line):
+        return set()
+    return {word.partition("=")[0] for word in _VALUE_OF.sub("=", line.removeprefix("export")).split()}
+
+
+def _resources_of_launcher(resources: Mapping[str, Any], ranks: int) -> dict[str, Any]:
+    """The resources of a script whose launcher starts the ranks: its tasks had the CPUs of all of these."""
+    tasks, cpus, gpus = (resources.get(key) for key in ("procs_per_node", "cpus_per_proc", "gpus_per_node"))
+    own = {key: value for key, value in resources.items() if key != "procs_per_node"}
+    per_gpu = str(gpus or "").rpartition(":")[2]
+    count = ranks or (int(per_gpu) if per_gpu.isdecimal() else 0)
+    if count and isinstance(cpus, int):
+        own["cpus_per_proc"] = max(1, cpus * (tasks if isinstance(tasks, int) else 1) // count)
+    return {**own, "procs_per_node": ranks} if ranks and str(ranks) != per_gpu else own

@@ -241,8 +241,8 @@ def test_a_batch_script_is_told_as_a_spec_that_is_accepted(tmp_path: Path) -> No
     [
         ("srun python train.py --lr 1", ["python", "train.py", "--lr", "1"], {"launcher": "ranks"}),
         (
-            "srun -n1 --label torchrun --nnodes $SLURM_NNODES t.py",
-            ["bash", "-c", "torchrun --nnodes $SLURM_NNODES t.py"],
+            "srun -n1 --label torchrun --nnodes $SLURM_NNODES t.py $SCRATCH/x",
+            ["bash", "-c", "torchrun t.py $SCRATCH/x"],
             {"launcher": "node"},
         ),
         ("srun torchrun t.py", ["torchrun", "t.py"], {"launcher": "node"}),
@@ -257,6 +257,66 @@ def test_the_command_is_the_last_that_trains_without_srun(
     planned, _ = planned_from(f"#!/bin/bash -l\n#SBATCH -N 1\n{body}\n", tmp_path)
     assert planned.plan.words == [word.format(path=tmp_path / "old.sbatch") for word in words]
     assert {key: getattr(planned.plan.spec, key) for key in keys} == keys
+
+
+PLACES = """\
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=4
+#SBATCH --cpus-per-task=32
+#SBATCH --requeue
+module load cuda
+nodes=( $( scontrol show hostnames $SLURM_JOB_NODELIST ) )
+head=$(srun -N1 -n1 -w "${nodes[0]}" hostname --ip-address)
+echo "Node IP: $head"
+MASTER_ADDR=$head
+export MASTER_ADDR MASTER_PORT=29500
+export OMP_NUM_THREADS=$SLURM_CPUS_PER_TASK
+export NCCL_DEBUG=WARN
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "command", "procs"),
+    [
+        (
+            "torchrun --nnodes $SLURM_NNODES --nproc-per-node=4 --rdzv-backend c10d \\\n"
+            '  --rdzv_endpoint "$head:29500" --rdzv-id $RANDOM train.py --lr 1',
+            "torchrun train.py --lr 1",
+            4,
+        ),
+        ("torchrun --nproc_per_node 8 -m pkg.train", "torchrun -m pkg.train", 8),
+        (
+            "python -m torch.distributed.run --nnodes $N --nproc_per_node gpu --node_rank $SLURM_NODEID t.py",
+            "python -m torch.distributed.run t.py",
+            4,
+        ),
+        (
+            "accelerate launch --multi_gpu --num_processes $((4 * SLURM_NNODES)) --num_machines=$SLURM_NNODES "
+            "--machine_rank $SLURM_NODEID --main_process_ip $head --main_process_port 29500 train.py",
+            "accelerate launch --multi_gpu train.py",
+            4,
+        ),
+    ],
+)
+def test_what_a_batch_script_says_about_the_places_of_ranks_is_left_out(
+    tmp_path: Path, call: str, command: str, procs: int
+) -> None:
+    planned, text = planned_from(f"#!/bin/bash\n{PLACES}\nsrun {call}\n", tmp_path)
+    spec = planned.plan.spec
+    assert spec.command == command
+    assert spec.setup == ("module load cuda", "export NCCL_DEBUG=WARN")
+    resources = spec.resources
+    assert (resources.nodes.max, resources.procs_per_node, resources.cpus_per_proc) == (2, procs, 32 // procs)
+    assert "# not needed: MASTER_ADDR=$head\n" in text
+    assert "# not translated" not in text
+
+
+def test_a_variable_that_a_batch_script_still_reads_stays_in_setup(tmp_path: Path) -> None:
+    body = "DATA=/scratch/$USER\nUNUSED=1\nmkdir -p $DATA\nexport RUN=$(date)\npython t.py\n"
+    planned, text = planned_from(f"#!/bin/bash\n#SBATCH -N 1\n{body}", tmp_path)
+    assert planned.plan.spec.setup == ("DATA=/scratch/$USER", "mkdir -p $DATA", "export RUN=$(date)")
+    assert "# not needed: UNUSED=1\n" in text
 
 
 @pytest.mark.parametrize(

@@ -46,8 +46,8 @@ def typed(page: Path = PAGE) -> Iterator[Typed]:
 def save_files(place: Path, page: Path = PAGE) -> list[str]:
     """Write the files that a page asks its reader to save; returns their names."""
     names = []
-    for _, name, text in _BLOCK.findall(page.read_text()):
-        if name:
+    for language, name, text in _BLOCK.findall(page.read_text()):
+        if name and language != "diff":
             (place / name).write_text(text)
             names.append(name)
     return names
@@ -89,19 +89,48 @@ def test_the_commands_on_the_page_about_chains_print_what_it_shows(site: Site) -
     run_all(site, list(typed(page)), environment(site.path))
 
 
+@pytest.mark.slow
+def test_the_batch_script_on_the_page_about_sbatch_becomes_the_spec_that_it_shows(site: Site) -> None:
+    page = PAGE.with_name("from-sbatch.md")
+    assert set(save_files(site.path, page)) == {"job.sbatch", "train.py", "linear.yaml"}
+    # What the batch script of the page activates.
+    (site.path / "venv" / "bin").mkdir(parents=True)
+    (site.path / "venv" / "bin" / "activate").touch()
+    environ = environment(site.path)
+    commands = list(typed(page))
+    at = next(number for number, step in enumerate(commands) if "params.steps=2000" in step.command)
+    run_all(site, commands[:at], environ)
+    change_files(site.path, page)
+    run_all(site, commands[at:], environ)
+
+
+def change_files(place: Path, page: Path) -> None:
+    """Change the files of a page as its differences show; a line ``...`` stands between their parts."""
+    for name, text in re.findall(r"^```diff file=(\S+)\n(.*?)^```$", page.read_text(), re.MULTILINE | re.DOTALL):
+        changed = (place / name).read_text()
+        for part in text.split("...\n"):
+            lines = [line or " " for line in part.splitlines()]
+            before, after = ("".join(f"{line[1:]}\n" for line in lines if line[0] != sign) for sign in "+-")
+            assert changed.count(before) == 1, before
+            changed = changed.replace(before, after)
+        (place / name).write_text(changed)
+
+
 def run_all(site: Site, commands: list[Typed], environ: dict[str, str]) -> None:
-    """Run commands of a page, each of which must print what the page shows."""
+    """Run commands of a page, each of which must print what the page shows; if that is an error, it must fail."""
     for step in commands:
+        fails = step.shown.startswith("error: ")
         completed = subprocess.run(
             ["bash", "-c", step.command],
             cwd=site.path,
             env=environ,
             stdin=subprocess.DEVNULL,
-            capture_output=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT if fails else subprocess.PIPE,
             text=True,
             timeout=PATIENCE_S,
         )
-        assert completed.returncode == 0, f"$ {step.command}\n{completed.stdout}\n{completed.stderr}"
+        assert (completed.returncode != 0) == fails, f"$ {step.command}\n{completed.stdout}\n{completed.stderr}"
         assert doctest.OutputChecker().check_output(step.shown, completed.stdout, _SAME), (
             f"$ {step.command}\nthe page shows\n{step.shown}\nbut it printed\n{completed.stdout}\n{completed.stderr}"
         )

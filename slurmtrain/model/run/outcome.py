@@ -25,8 +25,9 @@ there is a later start of it, or it is over.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts
 from slurmtrain.model.run.events import agent_events, command_events
@@ -40,6 +41,8 @@ from slurmtrain.model.run.run import STATE_OF_CAUSE, Attempt, replace
 _LIMIT_MARGIN_S = 60.0
 # Causes for which the reason mentions the last step.
 _AT_A_STEP = frozenset({"preempted", "timeout", "cancelled"})
+# What a shell exits with whose program SIGKILL has ended.
+_SHELL_SIGKILL = 137
 
 End = Event[agent_events.NodeEnded]
 
@@ -113,7 +116,7 @@ def with_outcome(attempt: Attempt, events: Sequence[AnyEvent], cancels: Sequence
         if final is None and _stopped_by_signal(root) and is_of_slurm:
             # Preempted, cancelled or requeued? Its nodes cannot know, and Slurm has not said yet.
             return replace(attempt, reason=f"{root.payload.reason}; Slurm has not said why yet")
-        return _closed_by_node(attempt, root, final, last_end)
+        return _closed_by_node(attempt, root, final, last_end, is_of_slurm=is_of_slurm)
     # Slurm rounds times to whole seconds, so the cancel is rounded as well.
     if final is not None and not final.is_gone and (cancelled_at is None or final.ended_at < int(cancelled_at)):
         cause, reason = _slurms_reason(attempt, final)
@@ -190,7 +193,9 @@ def _closed_by(requeue: RequeueRecord, attempt: Attempt, at: float) -> Attempt:
     return closed(attempt, requeue.cause, reason + at_step, at, confirmed=True)
 
 
-def _closed_by_node(attempt: Attempt, root: End, final: _Final | None, last_end: float) -> Attempt:
+def _closed_by_node(
+    attempt: Attempt, root: End, final: _Final | None, last_end: float, *, is_of_slurm: bool
+) -> Attempt:
     """Closed with the reason of the node that failed first, unless that only followed something Slurm knows about."""
     end = root.payload
     # A person who cancels a job while it is being preempted wants it ended.
@@ -204,8 +209,15 @@ def _closed_by_node(attempt: Attempt, root: End, final: _Final | None, last_end:
             cause, reason = "preempted", describe_state("PREEMPTED")
         if cause not in ("crash", "lost"):  # exit codes, which the node itself knows better
             return closed(failed, cause, reason + _after_step(attempt), last_end, confirmed=True)
+    if end.cause == "crash" and final is not None and _was_killed(end.failures):
+        # The kernel of a node without a count of such kills tells Slurm alone.
+        cause, reason = _slurms_reason(attempt, final)
+        if cause == "oom":
+            return closed(failed, cause, f"{reason}; {end.reason}", last_end, confirmed=True)
     reason = end.reason + (_after_step(attempt) if end.sure else "")
-    return closed(failed, end.cause, reason, last_end, confirmed=final is not None or not follows)
+    # Slurm may know of memory what the node does not.
+    awaits = follows or (is_of_slurm and end.cause == "crash" and _was_killed(end.failures))
+    return closed(failed, end.cause, reason, last_end, confirmed=final is not None or not awaits)
 
 
 def _slurms_reason(attempt: Attempt, final: _Final) -> tuple[str, str]:
@@ -239,6 +251,12 @@ def _last_final(events: Sequence[AnyEvent]) -> _Final | None:
     # A command that found nothing may have asked before Slurm had written its accounting.
     slurms = [final for final in finals if not final.is_gone]
     return next(reversed(slurms or finals), None)
+
+
+def _was_killed(failures: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether SIGKILL has ended the first of the ranks with these ``failures``, or the program of its shell."""
+    first = failures[0] if failures else {}
+    return first.get("signal") == "SIGKILL" or first.get("exit_code") == _SHELL_SIGKILL
 
 
 def _stopped_by_signal(end: End) -> bool:

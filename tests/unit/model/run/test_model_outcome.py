@@ -146,6 +146,20 @@ def test_a_genuine_crash_stays_one_whatever_slurm_says(state: str) -> None:
     assert sim.newest.failures == ({"rank": 0},)
 
 
+def test_a_rank_that_was_killed_ran_out_of_memory_if_slurm_says_so() -> None:
+    killed = {"rank": 0, "signal": "SIGKILL", "exit_code": None}
+    for failure, cause in (
+        (killed, "oom"),
+        ({**killed, "signal": None, "exit_code": 137}, "oom"),
+        ({"rank": 0}, "crash"),
+    ):
+        sim = SimulatedRun().submitted().started().ended("crash", reason="SIGKILL", failed_at=1.0, failures=[failure])
+        assert sim.newest.confirmed == (cause == "crash")
+        assert sim.observed(sim.slurm("OUT_OF_MEMORY")).causes == [cause]
+    killed_by_a_person = SimulatedRun().submitted().started().ended("crash", reason="SIGKILL", failures=[killed])
+    assert killed_by_a_person.observed(killed_by_a_person.slurm("FAILED")).causes == ["crash"]
+
+
 def test_a_crash_that_only_followed_from_a_node_failure_is_that_failure() -> None:
     sim = SimulatedRun().submitted().started(nodes=2)
     sim.ended("crash", 0, reason="connection closed by peer", cascade=True, failed_at=1005.0, failures=[{"rank": 0}])

@@ -48,8 +48,15 @@ _GPU_MEMORY = re.compile(
 _HOST_MEMORY = re.compile(
     r"\bMemoryError\b|Cannot allocate memory|DefaultCPUAllocator: (?:can't allocate|not enough) memory|std::bad_alloc"
 )
-# What PyTorch's DataLoader reports if one of its workers was killed.
-_WORKER_KILLED = re.compile(r"DataLoader worker .* is killed by signal: Killed")
+# What PyTorch's DataLoader, process pools, subprocess and shells report of a child that SIGKILL has ended.
+_CHILD_KILLED = re.compile(
+    r"DataLoader worker .* is killed by signal: Killed|DataLoader worker .* exited unexpectedly|terminated abruptly"
+    r"|died with <Signals\.SIGKILL|terminated with signal SIGKILL|returned non-zero exit status (?:-9|137)\b"
+    r"|^\S+: line \d+: +\d+ Killed\b|^Killed$",
+    re.MULTILINE,
+)
+# What shells add to the number of the signal that has ended their program.
+_SHELL_SIGNAL = 128
 # The exception, or the allocator's message, is at the end of a log.
 _MEMORY_LINES = 3
 
@@ -69,7 +76,8 @@ class Exit:
     ``rank``: None if a command that starts ranks itself ended for another reason than one of them; ``node``: the node
     of such a command, else None. ``raised``: when the session saw an exception, and its text. Interpreter shutdown
     makes the exit come later. ``finished``: it has journaled that its work is done (``TrainingCompleted``).
-    ``limit``: the limit of processes that it has met, in words; empty if none is known.
+    ``limit``: the limit of processes that it has met, in words; empty if none is known. ``error``: class and message of
+    the exception in its log; ``place``: the user's line that raised it (``train.py:31``). Both are empty if unknown.
     """
 
     rank: int | None
@@ -81,6 +89,8 @@ class Exit:
     last_lines: Sequence[str] = ()
     finished: bool = False
     limit: str = ""
+    error: str = ""
+    place: str = ""
 
     @property
     def failed(self) -> bool:
@@ -110,14 +120,18 @@ class Exit:
         return (self.cascade, self.failed_at)
 
     def describe(self) -> str:
-        """How it ended, as a sentence without a full stop, with its exception or the last line of its log."""
+        """How it ended, without a full stop: first its exception, or the last line of its log, then who it was."""
         last_line = next((line for line in reversed(self.last_lines) if line.strip()), "")
-        message = (self.raised[1] if self.raised else last_line).strip()
-        end = f"was killed by {_signal_name(-self.code)}" if self.code < 0 else f"exited with code {self.code}"
+        message = self.error or (first_words(self.raised[1]) if self.raised else " ".join(last_line.split()))
+        place = f" ({self.place})" if self.place else ""
         subject = f"rank {self.rank}" if self.rank is not None else f"the command on node {self.node}"
-        # What a process printed before a signal ended it does not say why.
-        why = "; ".join(filter(None, (self.limit,) if self.limit and self.code < 0 else (message, self.limit)))
-        return f"{subject} {end}" + (f": {why}" if why else "")
+        if self.code < 0:
+            # What a process printed before a signal ended it does not say why.
+            end = f"{subject} was killed by {signal_name(-self.code)}{place}"
+            return f"{end}: {self.limit}" if self.limit else end
+        by = shell_signal(self.code)
+        end = f"{subject} exited with code {self.code}" + (f" ({by})" if by else "")
+        return "; ".join(filter(None, (message and f"{message}{place}", end, self.limit)))
 
     def to_dict(self) -> dict[str, Any]:
         """This as journaled."""
@@ -126,9 +140,9 @@ class Exit:
             "node": self.node,
             "pid": self.pid,
             "exit_code": self.code if self.code >= 0 else None,
-            "signal": _signal_name(-self.code) if self.code < 0 else None,
+            "signal": signal_name(-self.code) if self.code < 0 else None,
             "at": self.failed_at,
-            "error": self.raised[1] if self.raised else None,
+            "error": self.raised[1] if self.raised else self.error or None,
             "last_lines": list(self.last_lines),
         }
 
@@ -430,19 +444,22 @@ def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None
     subject = "a rank" if rank is None else f"rank {rank}"
     message = _last_words(failure)
     killed = failure.get("signal") == "SIGKILL"
+    by_child = "\n".join([failure.get("error") or "", *(failure.get("last_lines") or ())])
+    child_killed = shell_signal(failure.get("exit_code") or 0) == "SIGKILL" or _CHILD_KILLED.search(by_child)
     limit = (
-        f"the job's limit is {kernel.memory_limit / 2**30:.3g} GiB"
+        f"its limit is {kernel.memory_limit / 2**30:.3g} GiB"
         if kernel.memory_limit is not None
         else "the node had none left"
     )
-    # If the count is for the whole machine, the killed processes may belong to another job.
-    if kernel.own and kernel.oom_kills > 0 and (killed or _WORKER_KILLED.search(message)):
-        whose = "" if killed else "a data loader's process of "
-        return f"{whose}{subject} was killed for memory: {limit} (raise resources.mem)"
+    # If the count is for the whole machine, a killed process may be another job's; that a rank is killed meanwhile by
+    # somebody else is far less likely, but that one of its children is, or only seems to be, is not.
+    if kernel.oom_kills > 0 and (killed or (kernel.own and child_killed)):
+        whose = "" if killed else "a process of "
+        return f"{whose}{subject} was killed for memory: {limit}"
     if _GPU_MEMORY.search(message):
-        return f"{subject} ran out of GPU memory (use smaller batches, more GPUs, or GPUs with more memory)"
+        return f"{subject} ran out of GPU memory"
     if _HOST_MEMORY.search(message):
-        return f"{subject} got no more memory: {limit} (raise resources.mem)"
+        return f"{subject} got no more memory: {limit}"
     return None
 
 
@@ -466,8 +483,22 @@ def _follows(exited: Exit, request: StopRequest | None) -> bool:
     return request is not None and (exited.failed_at >= request.at or exited.code in _STOP_CODES)
 
 
-def _signal_name(number: int) -> str:
+def signal_name(number: int) -> str:
+    """``SIGTERM`` for 15. ``number``: a signal's."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
+
+
+def shell_signal(code: int) -> str:
+    """The signal that ended a shell's program, by the ``code`` that the shell exits with; empty if none did."""
+    number = code - _SHELL_SIGNAL
+    return signal.Signals(number).name if number in set(signal.Signals) else ""
+
+
+def first_words(message: str) -> str:
+    """The first line of a ``message``, with the next one if the first is its title."""
+    first, _, rest = message.strip().partition("\n")
+    second = rest.strip().partition("\n")[0].strip() if first.rstrip().endswith(":") else ""
+    return f"{first.strip()} {second}".strip()

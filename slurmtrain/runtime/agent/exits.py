@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.model.diagnosis.rank_groups import RankEnd, find_rank_end, without_report
+from slurmtrain.model.diagnosis.tracebacks import Raised, find_fatal, find_raised
 from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.interruption.exit_report import Exit, KernelEvidence, is_cascade
 from slurmtrain.model.run.events.base import AnyEvent, select
@@ -121,9 +122,16 @@ def _find_exception(events: Sequence[AnyEvent]) -> tuple[float, str] | None:
 def _exit_of(process: Any, at: float, code: int, raised: tuple[float, str] | None, log: Path, **more: Any) -> Exit:
     """The exit of a ``process``, with the last lines of its ``log`` if it failed."""
     # What a launcher reports on a rank, which the rank may be itself, comes after the rank's own lines.
-    lines = without_report(_last_lines(log, _REPORT_LINES))[-_TAIL_LINES:] if process.returncode else []
+    own_lines = without_report(_last_lines(log, _REPORT_LINES)) if process.returncode else []
+    lines = own_lines[-_TAIL_LINES:]
     limit = exceeded_limit(code, [raised[1]] if raised else lines)
-    return Exit(pid=process.pid, code=code, at=at, raised=raised, last_lines=lines, limit=limit, **more)
+    exception = find_raised(own_lines, raised[1] if raised else "", more.get("rank")) if code > 0 else None
+    stack = exception or (find_fatal(own_lines)[1] if code < 0 else Raised(""))
+    error = exception.text if exception is not None else ""
+    return Exit(
+        pid=process.pid, code=code, at=at, raised=raised, last_lines=lines, limit=limit,
+        error=error, place=stack.place(), **more,
+    )  # fmt: skip
 
 
 def _last_lines(log: Path, count: int) -> list[str]:

@@ -41,18 +41,31 @@ def test_the_first_worker_to_fail_is_the_cause_and_all_failures_are_listed() -> 
     exits = [exited(0, -signal.SIGTERM, 102.0), exited(1, 3, 101.0, last_lines=["a", "ValueError: no", " "])]
     report = report_exits(exits, None, 0)
     assert (report.cause, report.failed_at) == ("crash", 101.0)
-    assert report.reason == "rank 1 exited with code 3: ValueError: no"
+    assert report.reason == "ValueError: no; rank 1 exited with code 3"
     assert [(failure["rank"], failure["signal"], failure["exit_code"]) for failure in report.failures] == [
         (1, None, 3), (0, "SIGTERM", None),
     ]  # fmt: skip
     assert exits[0].describe() == "rank 0 was killed by SIGTERM"
     assert exited(0, -100).describe() == "rank 0 was killed by signal 100"
+    assert exited(0, 139).describe() == "rank 0 exited with code 139 (SIGSEGV)"
+    assert exited(0, -11, place="train.py:3").describe() == "rank 0 was killed by SIGSEGV (train.py:3)"
+
+
+def test_a_reason_begins_with_the_error_and_the_line_that_raised_it() -> None:
+    title = (
+        "RuntimeError: Error(s) in loading state_dict for Net:\n\tsize mismatch for weight\n\tsize mismatch for bias"
+    )
+    described = exited(2, 1, raised=(1.0, title), place="src/net.py:31", limit="no file descriptors left").describe()
+    assert described == (
+        "RuntimeError: Error(s) in loading state_dict for Net: size mismatch for weight (src/net.py:31); "
+        "rank 2 exited with code 1; no file descriptors left"
+    )
 
 
 def test_the_time_of_an_exception_counts_not_that_of_the_exit() -> None:
     early = exited(1, 1, 110.0, raised=(100.5, "RuntimeError: boom"), last_lines=["something else"])
     report = report_exits([exited(0, 1, 101.0), early], None, 0)
-    assert report.reason == "rank 1 exited with code 1: RuntimeError: boom"
+    assert report.reason == "RuntimeError: boom; rank 1 exited with code 1"
     assert report.failed_at == 100.5
 
 
@@ -177,10 +190,12 @@ BY_ANOTHER = "preempted by a job of higher priority"
         (CRASH, KernelEvidence(), {}),
         (COMPLETED, KernelEvidence(), {}),
         (CRASH, KILLS, {"cause": "oom", "evidence": OOM_KILLS,
-                        "reason": "rank 2 was killed for memory: the job's limit is 8 GiB (raise resources.mem); "
+                        "reason": "rank 2 was killed for memory: its limit is 8 GiB; "
                                   "rank 2 was killed by SIGKILL"}),
-        # Others use the machine too; and only the failure that others follow from tells of memory.
-        (CRASH, KernelEvidence(oom_kills=1, own=False), {"evidence": {"oom_kills": 1, "memory_limit": None}}),
+        (CRASH, KernelEvidence(oom_kills=1, own=False),
+         {"cause": "oom", "evidence": {"oom_kills": 1, "memory_limit": None},
+          "reason": "rank 2 was killed for memory: the node had none left; rank 2 was killed by SIGKILL"}),
+        # Only the failure that others follow from tells of memory.
         (RAISED_FIRST, KILLS, {"evidence": OOM_KILLS}),
         (SIGNALLED, KILLS, {"evidence": OOM_KILLS}),
         (CRASH, KernelEvidence(xids=[XID]), {"evidence": XIDS}),
@@ -265,16 +280,29 @@ def failure(error: str | None = None, last_lines: tuple[str, ...] = (), **more: 
 def test_a_rank_that_was_killed_while_the_kernel_killed_for_memory_had_too_little() -> None:
     killed = failure(signal="SIGKILL", rank=3)
     reason = oom_reason(killed, KernelEvidence(oom_kills=1, memory_limit=62 * GIB))
-    assert reason == "rank 3 was killed for memory: the job's limit is 62 GiB (raise resources.mem)"
+    assert reason == "rank 3 was killed for memory: its limit is 62 GiB"
     assert "the node had none left" in (oom_reason(killed, KernelEvidence(oom_kills=1)) or "")
 
 
-def test_a_rank_whose_data_loader_was_killed_for_memory_had_too_little() -> None:
-    raised = failure("RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. ")
-    assert oom_reason(raised, KernelEvidence(oom_kills=1, memory_limit=GIB)) == (
-        "a data loader's process of rank 0 was killed for memory: the job's limit is 1 GiB (raise resources.mem)"
+@pytest.mark.parametrize(
+    "child",
+    [
+        failure("RuntimeError: DataLoader worker (pid 4711) is killed by signal: Killed. "),
+        failure("RuntimeError: DataLoader worker (pid(s) 4711) exited unexpectedly", exit_code=1),
+        failure(
+            last_lines=("bash: line 1:  7263 Killed                  python train.py", "cleaning up", "a", "b", "c")
+        ),
+        failure("subprocess.CalledProcessError: Command 'x' died with <Signals.SIGKILL: 9>."),
+        failure(exit_code=137),
+    ],
+)
+def test_a_rank_whose_child_was_killed_for_memory_had_too_little(child: dict[str, Any]) -> None:
+    assert oom_reason(child, KernelEvidence(oom_kills=1, memory_limit=GIB)) == (
+        "a process of rank 0 was killed for memory: its limit is 1 GiB"
     )
-    assert oom_reason(raised, KernelEvidence(memory_limit=GIB)) is None
+    assert oom_reason(child, KernelEvidence(memory_limit=GIB)) is None
+    # The machine's count may be of somebody else's process.
+    assert oom_reason(child, KernelEvidence(oom_kills=1, own=False)) is None
 
 
 @pytest.mark.parametrize(
@@ -284,11 +312,11 @@ def test_a_rank_whose_data_loader_was_killed_for_memory_had_too_little() -> None
         ("torch.cuda.OutOfMemoryError: HIP out of memory.", "GPU memory"),
         ("RuntimeError: CUDA error: out of memory", "GPU memory"),
         ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling cublasCreate", "GPU memory"),
-        ("MemoryError", "resources.mem"),
-        ("OSError: [Errno 12] Cannot allocate memory", "resources.mem"),
+        ("MemoryError", "no more memory"),
+        ("OSError: [Errno 12] Cannot allocate memory", "no more memory"),
         (
             "RuntimeError: [enforce fail at alloc_cpu.cpp:118] DefaultCPUAllocator: can't allocate memory",
-            "resources.mem",
+            "no more memory",
         ),
     ],
 )

@@ -59,7 +59,7 @@ def test_a_rank_ends_as_its_journal_and_its_log_say(attempt: AttemptDir) -> None
     attempt.rank_log(3).write_text("step 1\nValueError: boom\n")
     rank_exit = RankExits(attempt).read(3, Ended(1), at=5.0)
     assert (rank_exit.rank, rank_exit.node, rank_exit.code, rank_exit.finished) == (3, None, 1, False)
-    assert rank_exit.describe() == "rank 3 exited with code 1: ValueError: boom"
+    assert rank_exit.describe() == "ValueError: boom; rank 3 exited with code 1"
     assert rank_exit.last_lines == ["step 1", "ValueError: boom"]
 
 
@@ -77,7 +77,7 @@ def test_a_command_ends_like_the_rank_that_its_launcher_blames(attempt: AttemptD
     assert exits.code(process) == 1
     command_exit = exits.read(2, process, at=5.0)
     assert (command_exit.rank, command_exit.node) == (5, 2)
-    assert command_exit.describe() == "rank 5 exited with code 1: ValueError: boom"
+    assert command_exit.describe() == "ValueError: boom; rank 5 exited with code 1"
     assert command_exit.last_lines == ["ValueError: boom"]
 
 
@@ -86,7 +86,7 @@ def test_a_launcher_that_blames_a_rank_for_the_loss_of_another_is_not_believed(a
     raised(attempt, 5, "boom")
     attempt.node_log(2).write_text(REPORT.format(-6, 0) + "\n")
     assert CommandExits(attempt, 2, NodeRanks((2, 2, 2))).read(2, Ended(1), at=5.0).describe() == (
-        "rank 5 exited with code 1: ValueError: boom"
+        "ValueError: boom; rank 5 exited with code 1"
     )
 
 
@@ -106,7 +106,7 @@ def test_a_command_that_says_nothing_of_its_ranks_ends_by_itself(attempt: Attemp
     exits = CommandExits(attempt, 0, NodeRanks((2, 2)))
     assert exits.code(Ended(2)) == 2
     assert exits.read(0, Ended(2), at=5.0).describe() == (
-        "the command on node 0 exited with code 2: torchrun: error: unrecognized arguments: --x"
+        "torchrun: error: unrecognized arguments: --x; the command on node 0 exited with code 2"
     )
     assert exits.code(Ended(None)) is None
 

@@ -84,7 +84,7 @@ def test_ranks_start_again_where_they_are_after_a_crash(make: Make) -> None:
     assert world.causes() == {0: "completed", 1: "completed"}
     [event] = world.events("restart")
     assert (event["round"], event["members"], event["cause"], event["lost"]) == (1, [0, 1], "crash", [])
-    assert "rank 1 exited with code 1: ValueError: 1" in event["why"]
+    assert "ValueError: 1; rank 1 exited with code 1" in event["why"]
     assert event["past"]["reached"] == 5
     assert (event["past"]["began_at_step"], event["past"]["committed"]) == (3, 3)
     assert (world.rounds_of(0), world.rounds_of(1)) == ([0, 1], [0, 1])
@@ -100,7 +100,7 @@ def test_ranks_are_not_started_again_more_often_than_the_spec_allows(make: Make)
     world = make({"nodes": 2}, script, requeue={"restarts_in_place": 1, "max_failures": 9}).begin().end()
     assert [event["round"] for event in world.events("restart")] == [1]
     assert world.causes() == {0: "crash", 1: "crash"}
-    assert world.root[1].startswith("rank 1 exited with code 1")
+    assert world.root[1].startswith("ValueError: 1; rank 1 exited with code 1")
     # Node 0's own end follows from the other's.
     report = world.outcomes[0].node_report  # type: ignore[union-attr]
     assert report.failed_at is None

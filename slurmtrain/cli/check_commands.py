@@ -10,13 +10,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli import describe, formatting, options, output, tables
-from slurmtrain.model.environment import describe_variables
+from slurmtrain.cli.why_commands import attempt_option, explain_run
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.diagnosis.root_cause import PatternMatch
     from slurmtrain.model.interruption.outlook import SiteFinding
-    from slurmtrain.ops.diagnose import AttemptDiagnosis
     from slurmtrain.ops.doctor import DoctorReport
 
 # A missing file with one of these suffixes is reported as a missing spec, not as an unknown run.
@@ -28,23 +26,19 @@ _STARTS = {
     "itself": "resumes by itself",
     "nobody": "nobody",
 }
-# How many of the other matches are shown.
-_OTHERS = 10
 
 
 @options.command("doctor exp.yaml", "doctor @last", looks=True)
 @click.argument("target", metavar="[SPEC|RUN]", required=False, shell_complete=options.complete_run_or_spec)
 @options.overrides_argument
-@click.option(
-    "--attempt", type=click.IntRange(min=1), help="The attempt of RUN to explain; by default the last that failed."
-)
+@attempt_option
 @options.executor_option
 @options.json_option
 def doctor_command(
     workspace: Workspace, target: str | None, overrides: tuple[str, ...], attempt: int | None, executor: str | None,
     as_json: bool,
 ) -> int:  # fmt: skip
-    """Predict what happens to a run of SPEC at a preemption, a time limit or a node failure; or say why RUN failed.
+    """Predict what a preemption, a time limit or a node failure does to a run of SPEC; or say why RUN is as it is.
 
     Without an argument, covers each partition that you may use. SPEC is a file, or ends in .yaml or .yml; anything else
     is a RUN. Exits with 1 if something prevents runs from being restarted.
@@ -53,7 +47,7 @@ def doctor_command(
     if target is not None and not (target.endswith(_SPECS) or os.path.isfile(target)):  # noqa: PTH113
         if overrides or executor:
             raise click.UsageError(f"KEY=VALUE and --executor belong to a SPEC; {target!r} is not a file, hence a RUN")
-        return _diagnose_run(workspace, target, attempt, as_json=as_json)
+        return explain_run(workspace, target, attempt, as_json=as_json)
     if attempt is not None:
         raise click.UsageError("--attempt belongs to a RUN")
     # Here rather than at the top: ``doctor RUN`` need not load it.
@@ -103,82 +97,6 @@ def _print_outlooks(report: DoctorReport, *, as_table: bool) -> None:
         if finding.fix:
             output.paragraph(f"     -> {finding.fix}", " " * 8)
     output.warn(f"unknown: {question}" for question in report.unknown)
-
-
-def _diagnose_run(workspace: Workspace, name: str, attempt: int | None, *, as_json: bool) -> int:
-    from slurmtrain.ops.diagnose import diagnose
-    from slurmtrain.ops.shared.find import find
-
-    [run_id], observed = find(workspace, [name])
-    output.warn_about(observed)
-    diagnosed = diagnose(workspace, run_id, attempt, observed.runs[run_id].live)
-    if as_json:
-        output.print_json(diagnosed.to_dict())
-        return 0
-    run, explained = diagnosed.run, diagnosed.attempt
-    if explained is None:
-        output.echo(f"run {run.id} is {run.state}, and was never started: {run.reason or 'there is nothing to read'}")
-        return 0
-    reason = f": {formatting.localized(explained.reason)}" if explained.reason else ""
-    total = f" of {len(run.attempts)}" if len(run.attempts) > 1 else ""
-    end = f"{explained.cause or explained.state}{reason}"
-    output.paragraph(f"run {run.id}, attempt {explained.number}{total}: {end}", "  ")
-    if explained.inherited:
-        output.paragraph(f"from the shell that submitted it: {describe_variables(explained.inherited)}", "  ")
-    _print_diagnosis(diagnosed)
-    return 0
-
-
-def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
-    from slurmtrain.ops.diagnose import OUTCOME
-
-    diagnosis = diagnosed.diagnosis
-    if diagnosis.root is not None:
-        output.echo("", "root cause")
-        _print_match(diagnosis.root)
-    else:
-        # The number of logs read distinguishes "nothing known" from "nothing to read".
-        logs = "1 log was" if diagnosed.read == 1 else f"{diagnosed.read} logs were"
-        output.echo("", f"no known pattern explains it ({logs} read)")
-    if diagnosis.laggard is not None:
-        output.echo("", f"behind: {diagnosis.laggard.why}")
-    if diagnosis.root is None and diagnosed.failing is not None:
-        failing = diagnosed.failing
-        on = f" on {failing.host}" if failing.host else ""
-        subject = f"rank {failing.rank}" if failing.rank is not None else "the command"
-        output.echo("", f"{subject}{on} failed first: it {failing.description}")
-        for line in failing.last_lines:
-            output.echo(f"  | {line}")
-    # The first line already says how the attempt ended.
-    others = [match for match in diagnosis.others if match.first.name != OUTCOME]
-    if others:
-        output.echo("", "also, in order" if diagnosis.ordered else "also, by log and line")
-    for other in others[:_OTHERS]:
-        _print_match(other)
-    if len(others) > _OTHERS:
-        output.echo(f"  and {len(others) - _OTHERS} more; --json has them")
-    if not diagnosis.ordered:
-        output.echo("", "not all of these lines have times: which came first is uncertain")
-    output.warn(f"not read: {problem}" for problem in diagnosed.problems)
-    if diagnosed.partly:
-        output.echo(f"note: only the beginning and end of {len(diagnosed.partly)} long log(s) were read", err=True)
-
-
-def _print_match(match: PatternMatch) -> None:
-    from slurmtrain.model.query.fields import iso
-
-    first = match.first
-    where = [f"rank {first.rank}"] if first.rank is not None else []
-    where += [f"on {first.host}"] if first.host else []
-    if first.at is not None:
-        # A line without a time of its own came before the one whose time it has.
-        where.append(f"{'at' if first.exact else 'before'} {formatting.calendar(iso(first.at), seconds=True)}")
-    where += [f"{match.count} times"] if match.count > 1 else []
-    output.echo(f"  {first.role}: {formatting.localized(first.cause)}" + (f" ({', '.join(where)})" if where else ""))
-    if first.text:
-        output.echo(f"    | {first.text}")
-    if first.fix:
-        output.echo(f"    -> {first.fix}")
 
 
 # --- nodes ------------------------------------------------------------------------------------------------------------

@@ -37,7 +37,11 @@ def is_installed(name: str) -> bool:
 
 
 def run_command(
-    *command: str, stdin: str = "", timeout_s: float | None = None, environ: Mapping[str, str] | None = None
+    *command: str,
+    stdin: str = "",
+    timeout_s: float | None = None,
+    environ: Mapping[str, str] | None = None,
+    errors_too: bool = False,
 ) -> str:
     """The standard output of one of Slurm's commands.
 
@@ -46,6 +50,7 @@ def run_command(
         stdin: its standard input.
         timeout_s: seconds that it may run, 60 by default.
         environ: its environment, by default the one of :func:`command_environment`. sbatch hands its own on to the job.
+        errors_too: whether to return what it printed to standard error, too.
 
     Raises:
         SlurmDown: it does not exist, did not end in time, or failed; includes the errors that it printed.
@@ -69,7 +74,7 @@ def run_command(
     if completed.returncode != 0:
         problem = extract_errors(completed.stderr.splitlines()) or f"exit code {completed.returncode}"
         raise SlurmDown(f"{name}: {problem}")
-    return completed.stdout
+    return completed.stdout + (completed.stderr if errors_too else "")
 
 
 def extract_errors(lines: Sequence[str]) -> str:

@@ -95,6 +95,15 @@ _REASONS = {
     "PartitionTimeLimit": "its time limit is longer than its partition allows; cancel it and ask for less",
     "Licenses": "a license that it needs is in use",
     "Reservation": "its reservation has not begun",
+    "PartitionInactive": "its partition is inactive",
+    "Prolog": "the nodes are being prepared for it (PrologSlurmctld)",
+    "AccountNotAllowed": "its partition does not admit its account; cancel it and choose another",
+    "QOSNotAllowed": "its partition or account does not admit its QOS; cancel it and choose another",
+    "ReservationDeleted": "its reservation was deleted; cancel it and submit it without",
+    "BurstBufferResources": "there is too little room in the burst buffer",
+    "BurstBufferStageIn": "its files are being copied to the burst buffer",
+    "Cleaning": "its last start is being cleaned up",
+    "SchedDefer": "Slurm starts jobs only in its next round",
     "JobArrayTaskLimit": "its array runs as many tasks as it may",
     "MaxMemPerLimit": "it asks for more memory than is allowed; cancel it and ask for less",
     "launch_failed_requeued_held": "it could not be launched and is held; 'scontrol release {job}' releases it",
@@ -103,7 +112,17 @@ _REASONS = {
         "it was started again too often (MaxBatchRequeue); 'slurmtrain sync' or 'watch' replaces it"
     ),
 }
-_REASON_LIMIT = re.compile(r"(QOS|Assoc)(?:Grp\w*|Max\w*|\w*Limit)")
+# squeue cuts reasons (slurm/parse).
+_LONGEST = 48
+# What some versions say in words.
+_UNAVAILABLE = "Nodes_required_for_job"
+_LIMIT = re.compile(r"(QOS|Assoc)(Grp|Max)([A-Za-z]*?)((?:Run)?Minutes)?(?:Per(User|Account|Job|Node))?(?:Limit)?")
+_RESOURCES = {
+    "job": "running jobs", "jobs": "running jobs", "submitjobs": "submitted jobs", "cpu": "CPUs", "node": "nodes",
+    "nodes": "nodes", "mem": "memory", "memory": "memory", "gres": "GPUs (or other generic resources)",
+    "wall": "running time", "wallduration": "running time", "license": "licenses", "billing": "billed resources",
+}  # fmt: skip
+_SCOPES = {"User": "of each user", "Account": "of each account", "Job": "of one job", "Node": "of one job on a node"}
 
 
 def bare_reason(code: str) -> str:
@@ -117,10 +136,28 @@ def describe_reason(code: str, job_id: str) -> str:
     ``job_id`` goes into the suggested command, if there is one.
     """
     bare = code.strip("()").split(",", 1)[0].strip()
-    text = _REASONS.get(bare_reason(code))
-    if text is None and (limit := _REASON_LIMIT.fullmatch(bare)):
-        whose = "its QOS" if limit[1] == "QOS" else "its account"
-        text = f"a limit of {whose} is reached"
+    name = bare_reason(code)
+    if name.startswith(_UNAVAILABLE):
+        name = bare = "ReqNodeNotAvail"
+    text = _REASONS.get(name) or _describe_limit(name)
     if text is None:
         return f"Slurm says {code.strip('()')}" if bare else _REASONS["None"]
-    return f"{text.format(job=job_id)} ({bare})"
+    # As in "ReqNodeNotAvail, UnavailableNodes:node[1-2]"; a longer list is cut.
+    nodes = re.search(r"UnavailableNodes:([^\s()]+)", code) if len(code) < _LONGEST else None
+    return f"{text.format(job=job_id)} ({bare}{f': {nodes[1]}' if nodes else ''})"
+
+
+def _describe_limit(name: str) -> str | None:
+    """Which limit of a QOS or an account a reason names; None if it names none."""
+    match = _LIMIT.fullmatch(name)
+    if match is None:
+        return None
+    owner = "its QOS" if match[1] == "QOS" else "its account"
+    resource = _RESOURCES.get(match[3].lower(), match[3])
+    if match[4]:
+        resource = f"the minutes of {resource}"
+    # The limit Max* of an association is that of a user in an account.
+    whose = "of all jobs together" if match[2] == "Grp" else _SCOPES.get(match[5] or "User", "")
+    if match[5] in ("Job", "Node"):
+        return f"it asks for more than {owner} allows: {resource} {whose}; cancel it and ask for less"
+    return f"a limit of {owner} is reached: {resource} {whose}"

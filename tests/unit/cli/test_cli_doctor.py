@@ -109,7 +109,10 @@ def test_on_this_machine_there_is_nothing_to_ask() -> None:
 def test_anything_else_is_a_run(run: RunsRoot, name: str) -> None:
     result = call(name)
     assert code(result) == 0
-    assert f"run {RUN}, attempt 1: crash: rank 0 exited with code 1" in result.output
+    assert result.output == CliRunner().invoke(cli, ["why", name], standalone_mode=False).output
+    first, second, *_ = result.output.splitlines()
+    assert first == "the file system of /tmp/a is full"
+    assert second == f"  run {RUN} heard-of, failed, attempt 1 of 1: crash"
     assert "root: the file system of /tmp/a is full (rank 0, on h, before 1970-01-01 00:16:50" in result.output
     assert "| OSError: [Errno 28] No space left on device: '/tmp/a'" in result.output
     assert "-> free some space there, or set TMPDIR" in result.output

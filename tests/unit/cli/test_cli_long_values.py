@@ -30,7 +30,7 @@ COMMANDS = [
     ("status", "--all"), ("status", "--columns", _FIELDS), ("status", "--sort", "name"), ("show", ID),
     ("show", ID, "-v"), ("compare", ID, OTHER), ("diff", ID, OTHER), ("best", ID, OTHER, "--by", "loss"),
     ("best", NAME), ("tag", ID),
-    ("checkpoints", ID), ("nodes",), ("doctor", ID), ("verify", ID), ("clean", "--dry-run"), ("sync",), ("wait", ID),
+    ("checkpoints", ID), ("nodes",), ("why", ID), ("verify", ID), ("clean", "--dry-run"), ("sync",), ("wait", ID),
     ("cancel", NAME), ("show", NAME + "x"), ("status", "--where", f"params.text = '{TEXT}"), ("tag", ID, TAG),
     ("note", ID, TEXT), ("resume", ID, f"params.x={TEXT}"), ("rerun", ID, f"x.y={TEXT}"), ("rerun", ID, f"{NAME}=1"),
     ("logs", NAME + "x"), ("plot", ID),

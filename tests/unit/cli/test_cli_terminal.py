@@ -54,6 +54,7 @@ CALLS = [
     ("plot", RUN_ID),
     ("plot", RUN_ID, EVIL),
     ("doctor", RUN_ID),
+    ("why", RUN_ID),
     ("wait", RUN_ID),
     ("checkpoints", RUN_ID),
     ("verify", RUN_ID),

@@ -16,11 +16,21 @@ from slurmtrain.model.run.job_state import describe_reason
         ("", "Slurm has not looked at it yet"),
         ("(Resources)", "the nodes that it needs are busy (Resources)"),
         ("JobHeldUser", "it is held by its user; 'scontrol release 5_3' releases it (JobHeldUser)"),
-        ("ReqNodeNotAvail, UnavailableNodes:n3", "a node that it needs is down, drained or reserved (ReqNodeNotAvail)"),
+        ("ReqNodeNotAvail, UnavailableNodes:n3", "a node that it needs is down, drained or reserved "
+         "(ReqNodeNotAvail: n3)"),
+        ("ReqNodeNotAvail, UnavailableNodes:node[101-103,7", "a node that it needs is down, drained or reserved "
+         "(ReqNodeNotAvail)"),
+        ("(Nodes required for job are DOWN, DRAINED or rese", "a node that it needs is down, drained or reserved "
+         "(ReqNodeNotAvail)"),
         ("launch failed requeued held", "it could not be launched and is held; 'scontrol release 5_3' releases it "
          "(launch failed requeued held)"),
-        ("QOSGrpNodeLimit", "a limit of its QOS is reached (QOSGrpNodeLimit)"),
-        ("AssocMaxJobsLimit", "a limit of its account is reached (AssocMaxJobsLimit)"),
+        ("QOSGrpNodeLimit", "a limit of its QOS is reached: nodes of all jobs together (QOSGrpNodeLimit)"),
+        ("QOSMaxJobsPerUserLimit", "a limit of its QOS is reached: running jobs of each user (QOSMaxJobsPerUserLimit)"),
+        ("QOSMaxCpuPerJobLimit", "it asks for more than its QOS allows: CPUs of one job; cancel it and ask for less "
+         "(QOSMaxCpuPerJobLimit)"),
+        ("AssocGrpCPURunMinutesLimit", "a limit of its account is reached: the minutes of CPUs of all jobs together "
+         "(AssocGrpCPURunMinutesLimit)"),
+        ("AssocMaxJobsLimit", "a limit of its account is reached: running jobs of each user (AssocMaxJobsLimit)"),
         ("SomethingNew", "Slurm says SomethingNew"),
     ],
 )  # fmt: skip

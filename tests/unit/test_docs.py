@@ -20,8 +20,10 @@ import yaml
 import slurmtrain
 from slurmtrain.cli import cli
 from slurmtrain.config import load_config
+from slurmtrain.model.diagnosis.root_cause import scan_log
 from slurmtrain.model.experiment.kinds import walk_keys
 from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.run.job_state import describe_reason
 from slurmtrain.specfile import load_spec
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -179,6 +181,52 @@ def test_every_page_can_be_reached_from_the_list_of_pages() -> None:
 def linked_from(page: Path) -> set[Path]:
     """The documents that this one links to."""
     return {(page.parent / link.partition("#")[0]).resolve() for link in _LINK.findall(prose(page))}
+
+
+def symptoms(heading: str) -> list[str]:
+    """What the rows below a heading of the page of symptoms quote in their first column."""
+    section = (DOCS / "symptoms.md").read_text().partition(f"\n## {heading}\n")[2].partition("\n## ")[0]
+    cells = [line.split(" | ")[0] for line in section.splitlines() if line.startswith("| ")]
+    return [quoted for cell in cells for quoted in re.findall(r"`([^`]+)`", cell)]
+
+
+def test_each_message_on_the_page_of_symptoms_is_one_of_ours() -> None:
+    headings = re.findall(r"^## (.+)$", (DOCS / "symptoms.md").read_text(), re.MULTILINE)
+    ours = [heading for heading in headings if heading not in (IN_LOGS, OF_SLURM)]
+    quoted = [text for heading in ours for text in symptoms(heading) if " " in text]
+    assert len(quoted) > 30
+    texts = texts_in_source()
+    assert [text for text in quoted if not is_in(text, texts)] == []
+
+
+IN_LOGS, OF_SLURM = "Errors in a log", "Reasons of a pending job"
+
+
+def test_each_error_and_reason_of_others_on_the_page_of_symptoms_is_known_to_the_doctor() -> None:
+    quoted = [text.replace("...", "7") for text in symptoms(IN_LOGS)]
+    assert len(quoted) > 15
+    assert [text for text in quoted if not [*scan_log(text)]] == []
+    reasons = symptoms(OF_SLURM)
+    assert len(reasons) > 10
+    assert [code for code in reasons if describe_reason(code, "1").startswith("Slurm says")] == []
+
+
+def is_in(message: str, texts: list[str]) -> bool:
+    """Whether a text of the source may be this message, in which ``...`` stands for values and what is left out."""
+    parts = ".*".join(re.escape(part.strip()) for part in message.split("..."))
+    return any(re.search(parts, text) for text in texts)
+
+
+def texts_in_source() -> list[str]:
+    """All texts of the package, with the values of f-strings as blanks."""
+    texts = []
+    for path in (REPOSITORY / "slurmtrain").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                texts.append(node.value)
+            elif isinstance(node, ast.JoinedStr):
+                texts.append("".join(part.value if isinstance(part, ast.Constant) else " " for part in node.values))
+    return texts
 
 
 def test_the_newest_version_of_the_changelog_is_that_of_the_package() -> None:

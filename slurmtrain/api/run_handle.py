@@ -23,6 +23,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 if TYPE_CHECKING:
     import pandas as pd
 
+    from slurmtrain.ops.why import Explanation
+
 T = TypeVar("T")
 
 Overrides = Mapping[str, Any] | Sequence[str]
@@ -323,6 +325,26 @@ class RunHandle:
             RunNotFound: There is no such rank, or its files were deleted.
         """
         return self._follow(_choice(lines, rank, None, grep))
+
+    def why(self, attempt: int | None = None) -> Explanation:
+        """Why it is in its state, as ``slurmtrain why`` says it.
+
+        The result has a ``headline``, ``details``, ``advice`` and ``to_dict()``; printed, it is all of that.
+
+        Args:
+            attempt: Why this attempt ended as it did; None: the run as it is now.
+
+        Raises:
+            RunNotFound: There is no such attempt, or its directory was deleted.
+        """
+        from slurmtrain.ops.why import PATIENCE_S, explain
+
+        with calling(self._config, again=True) as call:
+            call.workspace.patience_s = PATIENCE_S
+            observed = observe(call.workspace, [self.id])
+            call.note_all(observed)
+            self._take(call.workspace, observed)
+            return explain(call.workspace, observed.runs, self.id, attempt)
 
     def wait(self, timeout: float | None = None) -> Self:
         """Wait until it has ended, restarting it when it is interrupted, as ``slurmtrain wait`` does; returns itself.

@@ -175,6 +175,7 @@ def show_command(workspace: Workspace, run: str, each_node: bool, as_json: bool)
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.shared.run_details import show_json
+    from slurmtrain.ops.why import explain
 
     [run_id], _ = find(workspace, [run])
     observed = observe(workspace, [run_id], thorough=True)
@@ -182,6 +183,7 @@ def show_command(workspace: Workspace, run: str, each_node: bool, as_json: bool)
     loaded = workspace.store.load(run_id)
     assert loaded is not None
     facts = show_json(workspace, observed.runs[run_id], loaded)
+    facts["why"] = explain(workspace, observed.runs, run_id, ask=False).headline
     if as_json:
         output.print_json({"schema": 1, "run": facts})
     else:
@@ -243,7 +245,9 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
         for child in children
     ]
     yield "run", f"{run['id']}  {run['name']}"
-    yield "state", run["state"] + reason
+    # The preflight's run has no answer of its own.
+    yield "state", run["state"] + (reason if run["reason"] not in run.get("why", "") else "")
+    yield "why", formatting.localized(run.get("why", ""))
     yield "step", formatting.steps(run) + ahead
     unknown = run["lost_steps"] is None and run["step"] is not None
     yield "lost steps", "?" if unknown else formatting.number(run["lost_steps"])

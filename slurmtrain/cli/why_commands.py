@@ -48,7 +48,7 @@ def explain_run(workspace: Workspace, name: str, attempt: int | None, *, as_json
 
     [run_id], observed = find(workspace, [name])
     output.warn_about(observed)
-    explanation = explain(workspace, observed.runs[run_id], attempt)
+    explanation = explain(workspace, observed.runs, run_id, attempt)
     if as_json:
         output.print_json(explanation.to_dict())
     else:
@@ -57,12 +57,12 @@ def explain_run(workspace: Workspace, name: str, attempt: int | None, *, as_json
 
 
 def _print_explanation(explanation: Explanation) -> None:
-    record, diagnosed = explanation.record, explanation.diagnosis
+    diagnosed = explanation.diagnosis
     output.paragraph(formatting.localized(explanation.headline), "  ")
     run, attempt = diagnosed.run, diagnosed.attempt
     number = "" if attempt is None else f", attempt {attempt.number} of {len(run.attempts)}"
     cause = "" if attempt is None or attempt.cause in (None, run.state) else f": {attempt.cause}"
-    output.paragraph(f"  run {run.id} {record['name']}, {run.state}{number}{cause}", "    ")
+    output.paragraph(f"  run {run.id} {run.name}, {run.state}{number}{cause}", "    ")
     if attempt is not None and attempt.reason and attempt.reason not in explanation.headline and attempt.ended:
         output.paragraph(f"  {formatting.localized(attempt.reason)}", "    ")
     for line in explanation.details:
@@ -75,7 +75,11 @@ def _print_explanation(explanation: Explanation) -> None:
         output.paragraph(f"  from the shell that submitted it: {describe_variables(attempt.inherited)}", "    ")
     if attempt is not None and attempt.ended and attempt.cause not in ("completed", "cancelled"):
         _print_diagnosis(diagnosed)
-    elif matches := [*filter(None, (diagnosed.diagnosis.root,)), *diagnosed.diagnosis.others]:
+    elif matches := [
+        match
+        for match in (diagnosed.diagnosis.root, *diagnosed.diagnosis.others)
+        if match is not None and match.first.cause != explanation.headline
+    ]:
         output.echo("", "its logs and journals say")
         for match in matches[:_OTHERS]:
             _print_match(match)
@@ -124,7 +128,7 @@ def _print_match(match: PatternMatch) -> None:
     where += [f"on {first.host}"] if first.host else []
     if first.at is not None:
         # A line without a time of its own came before the one whose time it has.
-        where.append(f"{'at' if first.exact else 'before'} {formatting.calendar(iso(first.at), seconds=True)}")
+        where.append(f"{'' if first.exact else 'before '}{formatting.calendar(iso(first.at), seconds=True)}")
     where += [f"{match.count} times"] if match.count > 1 else []
     output.echo(f"  {first.role}: {formatting.localized(first.cause)}" + (f" ({', '.join(where)})" if where else ""))
     if first.text:

@@ -3,33 +3,47 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.errors import PathError
+from slurmtrain.errors import PathError, RunNotFound
 from slurmtrain.model.diagnosis import answers
 from slurmtrain.model.diagnosis.answers import Activity, StateAnswer
 from slurmtrain.model.diagnosis.root_cause import diagnose_hits
 from slurmtrain.model.diagnosis.waits import Alternative, describe_alternative, describe_queue, sooner
-from slurmtrain.model.run.job_state import SUSPENDED
+from slurmtrain.model.experiment.values import parse_duration
+from slurmtrain.model.query.fields import iso
+from slurmtrain.model.run.events.agent_events import RanksStopping
+from slurmtrain.model.run.events.command_events import JobObserved
+from slurmtrain.model.run.job_state import HELD, SUSPENDED
+from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import ENDED, Attempt, Run
 from slurmtrain.ops.diagnose import AttemptDiagnosis, diagnose
+from slurmtrain.ops.shared.relatives import WAITING, open_upstreams
 from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.owned_files import user_name
 
 if TYPE_CHECKING:
-    from slurmtrain.registry.rows import Listed
+    from slurmtrain.ops.shared.observe import ListedRuns
 
+# How long a program waits for squeue, if it does not say otherwise.
+PATIENCE_S = 5.0
 # How long Slurm may take for everything that is asked about one job.
 _ASK_S = 4.0
-_WAITING = frozenset({"created", "pending", "requeued"})
 # These ends are explained by logs and journals.
 _EXPLAINED = frozenset({"failed", "lost"})
 _PLAIN_ENDS = frozenset({None, "preempted", "timeout", "node_fail", "cancelled", "completed"})
+# What Slurm's states of jobs in its queue are.
+_QUEUED = HELD | {"PENDING"}
+_CANCELLED_BY = re.compile(r"CANCELLED by (\d+)")
+# So many runs that one waits for are described.
+_UPSTREAMS = 3
 # Of files that are appended to all the time, only this much is read, in bytes: some minutes.
 _TAIL_BYTES = 4096
 
@@ -39,115 +53,172 @@ class Explanation:
     """Why a run is in its state.
 
     Attributes:
-        record: RUN of the JSON contract.
-        answer: In words.
+        headline: The answer in one sentence, without a full stop.
+        details: What is known beside it, as sentences.
+        advice: What to do, as sentences.
         diagnosis: What logs and journals say of the attempt.
+        pending: What Slurm says of its job, as in RUN of the JSON contract; None if it does not wait.
         alternatives: Requests that would start sooner, the soonest first.
         unanswered: What Slurm did not answer, and why; empty if it did.
     """
 
-    record: Mapping[str, Any]
-    answer: StateAnswer
+    headline: str
+    details: Sequence[str] = ()
+    advice: Sequence[str] = ()
     diagnosis: AttemptDiagnosis
+    pending: Mapping[str, Any] | None = None
     alternatives: Sequence[Alternative] = ()
     unanswered: str = ""
 
-    @property
-    def headline(self) -> str:
-        """The answer in one sentence."""
-        return self.answer.headline
-
-    @property
-    def details(self) -> Sequence[str]:
-        """What is known beside it, as sentences."""
-        return self.answer.details
-
-    @property
-    def advice(self) -> Sequence[str]:
-        """What to do, as sentences."""
-        return self.answer.advice
+    def __str__(self) -> str:
+        return "\n".join([self.headline, *self.details, *(f"-> {line}" for line in self.advice)])
 
     def to_dict(self) -> dict[str, Any]:
         """What ``why RUN --json`` prints."""
         return {
             **self.diagnosis.to_dict(),
-            "name": self.record["name"],
+            "name": self.diagnosis.run.name,
             "headline": self.headline,
             "details": list(self.details),
             "advice": list(self.advice),
-            "pending": self.record["pending"],
+            "pending": self.pending,
             "sooner": [each.to_dict() for each in self.alternatives],
             "unanswered": self.unanswered or None,
         }
 
 
-def explain(workspace: Workspace, listed: Listed, number: int | None = None, *, ask: bool = True) -> Explanation:
+def explain(
+    workspace: Workspace, runs: ListedRuns, run_id: str, number: int | None = None, *, ask: bool = True
+) -> Explanation:
     """Find out why a run is in its state.
 
     Args:
         workspace: Where the run is.
-        listed: The run as it was just observed.
+        runs: The runs as they were just observed.
+        run_id: The run.
         number: The attempt to explain, counted from 1; None: the run as it is now.
-        ask: Ask Slurm about a waiting job, for at most some seconds; otherwise only files of the run are read.
+        ask: Ask Slurm about a waiting job, for at most some seconds, and read the logs of a run that has not failed;
+            otherwise only what the one sentence needs is read.
 
     Raises:
-        RunNotFound: The run has no such attempt.
+        RunNotFound: The run has no such attempt, or its directory was deleted.
     """
-    record = RunRecord(workspace, listed)
-    run = workspace.store.load(listed.id)
-    assert run is not None
-    attempt = run.newest
+    listed = runs.fetch([run_id]).get(run_id)
+    run = workspace.store.load(run_id)
+    if listed is None or run is None:
+        raise RunNotFound(f"run {run_id} is gone: its directory was deleted")
+    record, attempt, live = RunRecord(workspace, listed), run.newest, listed.live
     if number is not None and not (attempt is not None and attempt.number == number and not attempt.ended):
-        diagnosis = diagnose(workspace, run.id, number, listed.live)
-        return Explanation(record=record, answer=_of_attempt(diagnosis), diagnosis=diagnosis)
+        diagnosis = diagnose(workspace, run_id, number, live)
+        assert diagnosis.attempt is not None
+        ended = diagnosis.attempt.cause or diagnosis.attempt.state
+        return Explanation(headline=diagnosis.headline or f"attempt {number}: {ended}", diagnosis=diagnosis)
     nothing = AttemptDiagnosis(run=run, attempt=attempt, diagnosis=diagnose_hits(()), failing=None, read=0)
-    if run.unreadable or record["deleted_at"] is not None:
-        return Explanation(record=record, answer=answers.ended(record, run.attempts), diagnosis=nothing)
-    if run.state in _WAITING:
-        return _explain_waiting(workspace, record, run, nothing, ask=ask)
-    if run.state in _EXPLAINED:
-        diagnosis = diagnose(workspace, run.id, None, listed.live)
-        return Explanation(record=record, answer=StateAnswer(headline=diagnosis.headline), diagnosis=diagnosis)
-    if run.state in ENDED or attempt is None:
-        diagnosis = diagnose(workspace, run.id, attempt.number if attempt else None) if attempt else nothing
-        return Explanation(record=record, answer=answers.ended(record, run.attempts), diagnosis=diagnosis)
-    diagnosis = diagnose(workspace, run.id, attempt.number, listed.live)
-    if listed.live is not None and listed.live.state == SUSPENDED:
-        return Explanation(record=record, answer=StateAnswer(headline=diagnosis.headline), diagnosis=diagnosis)
-    activity = read_activity(workspace, run.id, attempt)
-    answer = answers.running(record, attempt, activity, time.time(), cancelled=run.cancelled)
-    return Explanation(record=record, answer=answer, diagnosis=diagnosis)
+    is_readable = not run.unreadable and record["deleted_at"] is None
+    if is_readable and run.state in WAITING:
+        return _explain_waiting(workspace, runs, record, run, nothing, ask=ask)
+    is_suspended = live is not None and live.state == SUSPENDED
+    needs_logs = is_readable and (run.state in _EXPLAINED or is_suspended or (ask and run.state != "cancelled"))
+    diagnosis = nothing
+    if needs_logs and attempt is not None:
+        diagnosis = diagnose(workspace, run_id, attempt.number, live)
+    if run.state in _EXPLAINED and is_readable:
+        return Explanation(headline=diagnosis.headline or run.reason, diagnosis=diagnosis)
+    root = diagnosis.diagnosis.root
+    if is_suspended and root is not None:
+        return Explanation(headline=diagnosis.headline, advice=[root.first.fix], diagnosis=diagnosis)
+    if run.state in ENDED or not is_readable or attempt is None:
+        canceller = "" if run.cancelled or run.state != "cancelled" else _canceller(workspace, run)
+        answer = answers.ended(record, run.attempts, canceller)
+    else:
+        activity = replace(read_activity(workspace, run_id, attempt), limit_at=_limit_at(workspace, record, attempt))
+        answer = answers.running(record, attempt, activity, time.time(), _stopping(workspace, run, attempt))
+    return _explanation(answer, diagnosis)
 
 
-def _of_attempt(diagnosis: AttemptDiagnosis) -> StateAnswer:
-    attempt = diagnosis.attempt
-    assert attempt is not None
-    return StateAnswer(headline=diagnosis.headline or f"attempt {attempt.number} is {attempt.state}")
+def _explanation(answer: StateAnswer, diagnosis: AttemptDiagnosis) -> Explanation:
+    return Explanation(
+        headline=answer.headline, details=answer.details, advice=answer.advice, diagnosis=diagnosis
+    )  # fmt: skip
+
+
+def _limit_at(workspace: Workspace, record: RunRecord, attempt: Attempt) -> float | None:
+    """When an attempt reaches its time limit, in seconds since 1970; None: it has none, or that is unknown."""
+    if record.listed.live is not None and (job := workspace.scheduler.queue().job(attempt.job_id)) is not None:
+        return job.ends_at
+    with contextlib.suppress(ValueError):
+        if attempt.started_at is not None:
+            return attempt.started_at + parse_duration(record["resources"].get("time"))
+    return None
+
+
+def _stopping(workspace: Workspace, run: Run, attempt: Attempt) -> str:
+    """Why the ranks of a running attempt were told to stop; empty: they were not, or have been started again since."""
+    if run.cancelled:
+        return "it was cancelled"
+    since = max((restart["at"] for restart in attempt.restarts), default=0.0)
+    stops = [
+        event.payload.why
+        for event in workspace.store.events(run.id, RanksStopping)
+        if attempt_of(event.source) == attempt.key and event.time > since
+    ]
+    return stops[-1] if stops else ""
+
+
+def _canceller(workspace: Workspace, run: Run) -> str:
+    """Who cancelled the job of a run in Slurm, if accounting says so: ``CANCELLED by 1001``."""
+    for event in workspace.store.events(run.id, JobObserved):
+        if (match := _CANCELLED_BY.fullmatch(event.payload.state or "")) is not None:
+            return user_name(int(match[1]))
+    return ""
 
 
 def _explain_waiting(
-    workspace: Workspace, record: RunRecord, run: Run, nothing: AttemptDiagnosis, *, ask: bool
+    workspace: Workspace, runs: ListedRuns, record: RunRecord, run: Run, nothing: AttemptDiagnosis, *, ask: bool
 ) -> Explanation:
     """Why a run waits; with what Slurm says of its job, and what would start sooner."""
     answer, live, now = answers.waiting(record), record.listed.live, time.time()
     before = next((each for each in reversed(run.attempts) if each.ended), None)
-    diagnosis = nothing
-    if run.state == "requeued" and before is not None and before.cause not in _PLAIN_ENDS:
-        diagnosis = diagnose(workspace, run.id, before.number)
-    if not ask or live is None or run.newest is None or live.state == "RUNNING":
-        return Explanation(record=record, answer=answer, diagnosis=diagnosis)
-    from slurmtrain.slurm.queue_place import ask_queue
+    is_crashed = ask and run.state == "requeued" and before is not None and before.cause not in _PLAIN_ENDS
+    diagnosis = diagnose(workspace, run.id, before.number) if is_crashed and before is not None else nothing
+    details, advice = [*answer.details, *_upstreams(workspace, runs, run)], list(answer.advice)
+    if run.newest is not None and run.newest.restarted_by == "sync":
+        from slurmtrain.ops.doctor import is_watched
 
-    facts = ask_queue(run.newest.job_id, live.code, _script_of(workspace, run), live.starts_at, _ASK_S)
-    since = run.newest.submitted_at
-    alternatives = sooner(facts, live.code, live.starts_at, now)
-    names = {job.id: job.name for job in workspace.scheduler.queue().jobs.values()}
-    details = describe_queue(facts, live.code, None if since is None else now - since)
-    advice = [*answer.advice, *_advice_on(alternatives, record, now, names)]
-    answer = StateAnswer(headline=answer.headline, details=[*answer.details, *details], advice=advice)
+        advice += [] if is_watched(workspace.root) else ["no `slurmtrain watch` is running: `slurmtrain sync` does it"]
+    alternatives: Sequence[Alternative] = ()
+    unanswered = workspace.scheduler.problem if run.executor == "slurm" and live is None else ""
+    if unanswered and run.newest is not None and not run.reason:
+        at = iso(run.newest.submitted_at)
+        answer = StateAnswer(
+            headline=f"it waits: its job {run.newest.job_id} was submitted {at}, and Slurm does not answer"
+        )
+    if ask and live is not None and run.newest is not None and live.state in _QUEUED:
+        from slurmtrain.slurm.queue_place import ask_queue
+
+        facts = ask_queue(run.newest.job_id, live.code, _script_of(workspace, run), live.starts_at, _ASK_S)
+        names = {job.id: job.name for job in workspace.scheduler.queue().jobs.values()}
+        alternatives, unanswered = sooner(facts, live.code, live.starts_at, now), facts.unanswered
+        since = before.ended_at if run.state == "requeued" and before is not None else run.newest.submitted_at
+        details += describe_queue(facts, live.code, None if since is None else now - since, names)
+        advice += _advice_on(alternatives, record, now, names)
     return Explanation(
-        record=record, answer=answer, diagnosis=diagnosis, alternatives=alternatives, unanswered=facts.unanswered
+        headline=answer.headline,
+        details=details,
+        advice=advice,
+        diagnosis=diagnosis,
+        pending=record["pending"],
+        alternatives=alternatives,
+        unanswered=unanswered,
     )
+
+
+def _upstreams(workspace: Workspace, runs: ListedRuns, run: Run) -> Iterator[str]:
+    """Why the runs that a run waits for have not ended."""
+    listed = runs.fetch([run.id])
+    for upstream in list(runs.fetch(open_upstreams(workspace, listed)).values())[:_UPSTREAMS]:
+        reason = RunRecord(workspace, upstream).reason
+        yield f"{upstream.name} ({upstream.id}) is {upstream.state}" + (f": {reason}" if reason else "")
 
 
 def _advice_on(

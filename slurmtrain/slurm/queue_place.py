@@ -1,7 +1,8 @@
 """What Slurm says about one waiting job, and when it would start variants of it, within a few seconds.
 
-``sbatch --test-only`` says when a job would start, and submits none. Seen on 22.05: it knows the jobs that run, and not
-the jobs that wait.
+``sbatch --test-only`` says when a job would start beside those that run, and submits none. It adds the time that
+the waiting jobs of the partition with no lower priority would take, one after the other, on all of its CPUs, whether or
+not they can run (_delayed_job_start_time in slurmctld/job_scheduler.c). It is taken off here: this job is one of them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.model.diagnosis.waits import ALTERABLE, Alternative, QueueFacts
+from slurmtrain.model.diagnosis.waits import ALTERABLE, IN_LINE, Alternative, QueueFacts
 from slurmtrain.model.hostlist import expand_hostlist
-from slurmtrain.model.run.job_state import HELD_BY_ADMIN, HELD_BY_SLURM, HELD_BY_USER, bare_reason
+from slurmtrain.model.run.job_state import bare_reason
 from slurmtrain.slurm.parse import read_duration, read_job, read_partitions
 from slurmtrain.slurm.slurm_commands import command_environment, run_command
 
@@ -26,8 +27,8 @@ _START = re.compile(r"to start at (\d+) using")
 _PREEMPTS = re.compile(r"Preempts:\s*(\S+)")
 # Options that say when a job may start, not on what.
 _NOT_ASKED = re.compile(r"#SBATCH --(array|begin|dependency|hold)\b")
-# Jobs that wait for these reasons are before nobody.
-_NOT_IN_LINE = {*HELD_BY_USER, *HELD_BY_SLURM, HELD_BY_ADMIN, "Dependency", "BeginTime"}
+# In the record of a job: ReqNodeNotAvail,_UnavailableNodes:node[1-2]
+_UNAVAILABLE = re.compile(r"UnavailableNodes:(\S+)")
 # Each question with --test-only has slurmctld plan a job.
 _MOST_VARIANTS = 4
 _MOST_PARTITIONS = 2
@@ -36,11 +37,15 @@ _LEAST_S = 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Variant:
-    """A request with one change: in ``words``, as a spec says it, as an ``option`` of sbatch; all empty: unchanged."""
+    """A request with one change: in ``words``, as a spec says it, as an ``option`` of sbatch; all empty: unchanged.
+
+    ``dropped``: the option that it leaves out. ``partition``: the other one, if it is in another.
+    """
 
     words: str = ""
     override: str = ""
     option: str = ""
+    dropped: str = ""
     partition: str = ""
 
 
@@ -57,20 +62,104 @@ def ask_queue(job_id: str, code: str, script: str, starts_at: float | None, pati
     with ThreadPoolExecutor(_MOST_VARIANTS) as pool:
         questions = _Questions(pool, time.monotonic() + patience_s)
         about = questions.ask("scontrol", "show", "job", job_id)
-        queue = questions.ask("squeue", "--noheader", "--states=PENDING", "--format=%i|%Q|%r|%P")
+        queue = questions.ask("squeue", "--noheader", "--states=PENDING", _PENDING_FORMAT)
         shown = questions.ask("scontrol", "--oneliner", "show", "partition")
+        idle = questions.ask("sinfo", "--noheader", "--states=idle", "--format=%R|%D")
         try:
             record = read_job(about.result())
             partitions = read_partitions(shown.result())
-            facts = _with_place(QueueFacts(job_id=job_id, record=record), queue.result(), partitions)
+            line = _Line(job_id, int(record.get("Priority") or 0), _read_pending(queue.result()), partitions)
         except SlurmDown as error:
             return QueueFacts(job_id=job_id, unanswered=str(error))
-        facts = replace(facts, notes=[*_partition_notes(record, code, partitions), *questions.limits(record, code)])
+        own = record.get("Partition", "").split(",")
+        facts = QueueFacts(
+            job_id=job_id,
+            record=record,
+            ahead=min((line.before(name) for name in own if name in partitions), default=None),
+            waiting={name: line.before(name) for name in partitions},
+            notes=[*questions.notes(record, code, line)],
+        )
         if not script or bare_reason(code) not in ALTERABLE:
             return facts
         variants = [] if starts_at is not None else [Variant()]
-        variants += _variants(facts, partitions)
-        return questions.with_alternatives(facts, script, variants[:_MOST_VARIANTS])
+        with suppress(SlurmDown):
+            idle_nodes = dict(row.split("|", 1) for row in idle.result().splitlines() if "|" in row)
+            variants += _variants(facts, partitions, int(idle_nodes.get(own[0], "0")))
+        return questions.with_alternatives(facts, script, variants[:_MOST_VARIANTS], line)
+
+
+# PriorityType=priority/basic counts down from 0xffff0000: a new job is the last.
+_BASIC = 0xF0000000
+# Of each job that waits: its id, priority, nodes, CPUs, time limit, partitions, and why it waits.
+_PENDING_FORMAT = "--format=%i|%Q|%D|%C|%l|%P|%r"
+
+
+@dataclass(frozen=True, slots=True)
+class _Pending:
+    """A job that waits. ``nodes`` and ``cpus``: the least that it asks for."""
+
+    id: str
+    priority: int
+    nodes: int
+    cpus: int
+    limit_s: float
+    partitions: Sequence[str]
+    reason: str
+
+
+def _read_pending(text: str) -> list[_Pending]:
+    jobs = []
+    for row in text.splitlines():
+        cells = row.split("|", 6)
+        # As in "2-4".
+        numbers = [int(number[0]) for cell in cells[1:4] if (number := re.match(r"\d+", cell))]
+        if len(cells) == 7 and len(numbers) == 3:
+            priority, nodes, cpus = numbers
+            limit_s = read_duration(cells[4]) or 0.0
+            jobs.append(_Pending(cells[0], priority, nodes, cpus, limit_s, cells[5].split(","), bare_reason(cells[6])))
+    return jobs
+
+
+class _Line:
+    """The jobs that wait for the nodes of a job's partition, or of others."""
+
+    def __init__(self, job_id: str, priority: int, pending: Sequence[_Pending], partitions: Partitions) -> None:
+        self._array = job_id.partition("_")[0]
+        self._priority = priority
+        self._pending = pending
+        self.partitions = partitions
+        self._nodes = {name: frozenset(_nodes_of(fields)) for name, fields in partitions.items()}
+
+    @property
+    def at_once(self) -> str:
+        """How many jobs of its array may run at once; empty: it is in none, or all may."""
+        listed = (re.fullmatch(rf"{self._array}_\[.*%(\d+)\]", job.id) for job in self._pending)
+        return next((match[1] for match in listed if match), "")
+
+    def before(self, name: str) -> int:
+        """How many jobs Slurm tries to start before it on the nodes of a partition.
+
+        It goes through all of them by the tiers of their partitions, and then by their priorities.
+        """
+        count = 0
+        for job in self._pending:
+            if job.id.partition("_")[0] == self._array or job.reason not in IN_LINE:
+                continue
+            theirs = [each for each in job.partitions if self._nodes.get(each, frozenset()) & self._nodes[name]]
+            tiers = [_tier(self.partitions[each]) - _tier(self.partitions[name]) for each in theirs]
+            count += any(tier > 0 or (tier == 0 and job.priority > self._priority) for tier in tiers)
+        return count
+
+    def added_s(self, name: str) -> float:
+        """How many seconds Slurm adds to the start of a new job in a partition, since others wait."""
+        fields = self.partitions.get(name, {})
+        cpus, nodes = (int(fields.get(key) or 0) for key in ("TotalCPUs", "TotalNodes"))
+        if not cpus or not nodes:
+            return 0.0
+        each = max(1, cpus // nodes)
+        least = 1 if self._priority > _BASIC else self._priority
+        others = [job for job in self._pending if name in job.partitions and job.priority >= least]
+        return sum(max(job.cpus, job.nodes * each) * (job.limit_s // 60) for job in others) // cpus * 60
 
 
 class _Questions:
@@ -88,28 +177,42 @@ class _Questions:
             run_command, *command, stdin=stdin, timeout_s=left, environ=environ, errors_too=True
         )  # fmt: skip
 
-    def limits(self, record: Mapping[str, str], code: str) -> list[str]:
-        """The limits that a job waits for, if a QOS or an account has them."""
+    def notes(self, record: Mapping[str, str], code: str, line: _Line) -> Iterator[str]:
+        """What a job waits for exactly, by its ``record`` and the ``code`` of its reason, as sentences."""
         reason = bare_reason(code)
-        if not reason.startswith(("QOS", "Assoc")):
-            return []
-        about = ("assoc", "accounts", "Account") if reason.startswith("Assoc") else ("qos", "qos", "QOS")
-        flag, filtered, key = about
+        key, words = _PARTITION_LIMITS.get(reason, ("", ""))
+        for name in record.get("Partition", "").split(",") if key else ():
+            if value := line.partitions.get(name, {}).get(key):
+                yield f"partition {name} {words.format(value)}"
+        if reason == "JobArrayTaskLimit" and line.at_once:
+            yield f"of its array, at most {line.at_once} run at once (sweep.parallel)"
         with suppress(SlurmDown):
-            answer = self.ask("scontrol", "show", "assoc_mgr", f"flags={flag}", f"{filtered}={record.get(key, '')}")
-            return describe_limits(answer.result(), reason, record.get("UserId", ""))
-        return []
+            if nodes := _UNAVAILABLE.search(record.get("Reason", "")):
+                yield from describe_nodes(self.ask("scontrol", "--oneliner", "show", "node", nodes[1]).result())
+            if reason.startswith(("QOS", "Assoc")):
+                names = ("assoc", "accounts", "Account") if reason.startswith("Assoc") else ("qos", "qos", "QOS")
+                flag, filtered, key = names
+                question = ("scontrol", "show", "assoc_mgr", f"flags={flag}", f"{filtered}={record.get(key, '')}")
+                limits = self.ask(*question).result()
+                yield from describe_limits(limits, reason, record.get("UserId", ""))
 
-    def with_alternatives(self, facts: QueueFacts, script: str, variants: Sequence[Variant]) -> QueueFacts:
+    def with_alternatives(self, facts: QueueFacts, script: str, variants: Sequence[Variant], line: _Line) -> QueueFacts:
         """The facts, with when each of these ``variants`` of the job of a batch ``script`` would start."""
-        lines = [line for line in script.splitlines() if line.startswith("#") and not _NOT_ASKED.match(line)]
-        stdin = "\n".join([*lines, "true", ""])
+        lines = [
+            line for line in script.splitlines() if line.startswith(("#!", "#SBATCH")) and not _NOT_ASKED.match(line)
+        ]
         # What the job has outranks the script, and the variables of the shell that asks.
         environ = {name: value for name, value in command_environment().items() if not name.startswith("SBATCH_")}
-        own = [f"--{key.lower()}={facts.record[key]}" for key in ("Partition", "Account", "QOS") if key in facts.record]
-        command = ("sbatch", "--test-only", *own)
-        answers = [self.ask(*command, *filter(None, (each.option,)), stdin=stdin, environ=environ) for each in variants]
-        alternatives, unchanged_at = [], None
+        named = [
+            f"--{key.lower()}={facts.record[key]}" for key in ("Partition", "Account", "QOS") if key in facts.record
+        ]
+        command = ("sbatch", "--test-only", *named)
+        answers = []
+        for each in variants:
+            kept = [line for line in lines if not each.dropped or not line.startswith(f"#SBATCH --{each.dropped}")]
+            stdin = "\n".join([*kept, "true", ""])
+            answers.append(self.ask(*command, *filter(None, (each.option,)), stdin=stdin, environ=environ))
+        alternatives, unchanged_at, now = [], None, time.time()
         for variant, answer in zip(variants, answers, strict=True):
             # Refused: no such job can be submitted.
             with suppress(SlurmDown):
@@ -117,61 +220,45 @@ class _Questions:
                 start, preempts = _START.search(text), _PREEMPTS.search(text)
                 if start is None:
                     continue
-                if not variant.option:
-                    unchanged_at = float(start[1])
+                own = facts.record.get("Partition", "").partition(",")[0]
+                starts_at = max(now, float(start[1]) - line.added_s(variant.partition or own))
+                if not variant.words:
+                    unchanged_at = starts_at
                     continue
                 alternatives.append(
                     Alternative(
                         words=variant.words,
                         override=variant.override,
                         partition=variant.partition,
-                        starts_at=float(start[1]),
+                        starts_at=starts_at,
                         preempts=preempts[1].split(",") if preempts else (),
                     )
                 )
         return replace(facts, alternatives=alternatives, unchanged_at=unchanged_at)
 
 
-def _variants(facts: QueueFacts, partitions: Partitions) -> Iterator[Variant]:
-    """What to change in a job's request."""
+def _variants(facts: QueueFacts, partitions: Partitions, idle: int) -> Iterator[Variant]:
+    """What to change in a job's request; ``idle``: how many nodes of its partition are free."""
     record = facts.record
-    least = record.get("NumNodes", "").partition("-")[0]
-    if least.isdecimal() and int(least) > 1:
-        fewer = int(least) // 2
-        words = f"on {fewer} node{'s' * (fewer > 1)}"
-        yield Variant(words=words, override=f"resources.nodes={fewer}", option=f"--nodes={fewer}")
-    limit_s = read_duration(record.get("TimeLimit", ""))
-    if limit_s is not None and limit_s >= 120:
-        minutes = int(limit_s // 120)
-        words = f"with a time limit of {minutes} min"
-        yield Variant(words=words, override=f"resources.time={minutes}", option=f"--time={minutes}")
     own = record.get("Partition", "").split(",")
+    if "ReqNodeList" in record:
+        yield Variant(words="without slurm.nodelist", override="slurm.nodelist=null", dropped="nodelist")
+    limits = partitions.get(own[0], {})
+    least, most = record.get("NumNodes", "").partition("-")[0], limits.get("MaxNodes", "")
+    if least.isdecimal() and int(least) > 1:
+        fewer = min(idle if 0 < idle < int(least) else int(least) // 2, int(most) if most.isdecimal() else int(least))
+        words = f"on {fewer} node{'s' * (fewer != 1)}"
+        yield Variant(words=words, override=f"resources.nodes={fewer}", option=f"--nodes={fewer}")
+    limit_s, most_s = read_duration(record.get("TimeLimit", "")), read_duration(limits.get("MaxTime", ""))
+    if limit_s is not None and limit_s >= 120:
+        hours, minutes = divmod(int(min(limit_s / 2, most_s or limit_s) // 60), 60)
+        time_limit = f"{hours}:{minutes:02}:00"
+        words = f"with a time limit of {time_limit}"
+        yield Variant(words=words, override=f"resources.time={time_limit}", option=f"--time={time_limit}")
     others = [name for name, fields in partitions.items() if name not in own and fields.get("State", "UP") == "UP"]
     for name in sorted(others, key=lambda name: facts.waiting.get(name, 0))[:_MOST_PARTITIONS]:
         option = f"--partition={name}"
         yield Variant(words=f"in partition {name}", override=f"slurm.partition={name}", option=option, partition=name)
-
-
-def _with_place(facts: QueueFacts, text: str, partitions: Partitions) -> QueueFacts:
-    """The facts with how many jobs wait before this one, by what squeue says of all jobs that it shows.
-
-    Slurm goes through all waiting jobs by the tiers of their partitions, and then by their priorities.
-    """
-    array, priority = facts.job_id.partition("_")[0], int(facts.record.get("Priority") or 0)
-    nodes = {name: frozenset(_nodes_of(fields)) for name, fields in partitions.items()}
-    waiting = dict.fromkeys(partitions, 0)
-    for line in text.splitlines():
-        other, _, rest = line.partition("|")
-        its_priority, _, rest = rest.partition("|")
-        reason, _, listed = rest.rpartition("|")
-        if other.partition("_")[0] == array or bare_reason(reason) in _NOT_IN_LINE or not its_priority.isdecimal():
-            continue
-        theirs = [name for name in listed.split(",") if name in partitions]
-        for name, own in nodes.items():
-            tiers = [_tier(partitions[each]) - _tier(partitions[name]) for each in theirs if nodes[each] & own]
-            waiting[name] += any(tier > 0 or (tier == 0 and int(its_priority) > priority) for tier in tiers)
-    before = [waiting[name] for name in facts.record.get("Partition", "").split(",") if name in waiting]
-    return replace(facts, waiting=waiting, ahead=min(before, default=None))
 
 
 def _nodes_of(partition: Mapping[str, str]) -> Sequence[str]:
@@ -194,12 +281,25 @@ _PARTITION_LIMITS = {
 }
 
 
-def _partition_notes(record: Mapping[str, str], code: str, partitions: Partitions) -> Iterator[str]:
-    """What the job's partitions allow, if that is why it waits."""
-    key, words = _PARTITION_LIMITS.get(bare_reason(code), ("", ""))
-    for name in record.get("Partition", "").split(",") if key else ():
-        if value := partitions.get(name, {}).get(key):
-            yield f"partition {name} {words.format(value)}"
+_NODE = re.compile(r"NodeName=(\S+) .*?State=(\S+)")
+_NODE_REASON = re.compile(r" Reason=(.*?)(?: \[(\w+)@\S*\])?(?: Comment=.*)?$")
+_MOST_NODES = 3
+
+
+def describe_nodes(text: str) -> list[str]:
+    """The state of each node, and why an administrator has taken it out, as sentences.
+
+    Args:
+        text: What ``scontrol --oneliner show node`` prints.
+    """
+    sentences = []
+    for line in text.splitlines():
+        if node := _NODE.match(line):
+            why = _NODE_REASON.search(line)
+            by = f" (by {why[2]})" if why and why[2] else ""
+            sentences.append(f"{node[1]} is {node[2].lower()}" + (f": {why[1]}{by}" if why else ""))
+    more = len(sentences) - _MOST_NODES
+    return [*sentences[:_MOST_NODES], *([f"and {more} more nodes"] if more > 0 else [])]
 
 
 _LIMIT = re.compile(r"([\w/]+)=(\d+)\(([^)\s]*)\)")

@@ -130,6 +130,8 @@ class Scheduler:
         self._cancelled_at: dict[str, float] = {}
         self.answered_at: float | None = None
         """When squeue was asked for its last answer, in seconds since 1970; None: it has not answered."""
+        self.problem = ""
+        """Why squeue has not answered the last time; empty: it has, or was not asked."""
 
     def queue(self) -> Queue:
         """This user's jobs that squeue still knows. Never raises: a failed query is reported in the answer."""
@@ -144,14 +146,15 @@ class Scheduler:
                 form = f"--Format={queue_format()}"
                 text = self._ask("squeue", "--me", "--noheader", "--array", "--states=all", form)
             except SlurmDown as error:
-                self._queue = Queue(problem=str(error), at=now)
+                self.problem = str(error)
+                self._queue = Queue(problem=self.problem, at=now)
                 return self._queue
             # This user may only read these runs.
             with contextlib.suppress(OSError):
                 if self._cache is not None:
                     write_json(self._cache, {"at": asked_at, "squeue": text})
         self._queue = Queue(read_queue(text), at=asked_at)
-        self.answered_at = asked_at
+        self.answered_at, self.problem = asked_at, ""
         return self._queue
 
     def accounting(self, job_ids: Collection[str], by_name: bool, since: float) -> Accounting:

@@ -15,7 +15,6 @@ from typing import Any
 from slurmtrain.model.diagnosis.hang import LEAST_S, TIMES
 from slurmtrain.model.hostlist import name_some
 from slurmtrain.model.interruption.outlook import format_span
-from slurmtrain.model.run.job_state import HELD, HELD_BY_USER, bare_reason
 from slurmtrain.model.run.run import APART, Attempt
 
 # Busy for less than this share of the time, in percent, GPUs idle; processors that are busier may be why.
@@ -44,11 +43,13 @@ class Activity:
     """What the files of a run show while it trains. Times are in seconds since 1970, use is in percent.
 
     ``last_step_at``: when a step was last logged. ``widest_gap_s``: the longest time between two of the last steps.
-    ``gpus``: how busy each GPU was lately, by node and number; ``cpus``: each node's processors.
+    ``limit_at``: when it reaches its time limit. ``gpus``: how busy each GPU was lately, by node and number; ``cpus``:
+    each node's processors.
     """
 
     last_step_at: float | None = None
     widest_gap_s: float | None = None
+    limit_at: float | None = None
     gpus: Mapping[str, float] | None = None
     cpus: Mapping[str, float] | None = None
 
@@ -60,26 +61,20 @@ def waiting(run: Mapping[str, Any]) -> StateAnswer:
         run: RUN of the JSON contract.
     """
     if run["state"] == "created":
-        return StateAnswer(
-            headline=f"it has no job: {run['reason']}", advice=["`slurmtrain sync` submits what is missing"]
-        )
-    pending = run["pending"] or {}
-    reason = run["reason"]
+        reason = run["reason"] or "it was not handed to the scheduler yet"
+        return StateAnswer(headline=f"it has no job: {reason}", advice=["`slurmtrain sync` submits what is missing"])
+    reason = run["reason"] or "nothing says for what"
     if run["state"] == "requeued":
         return StateAnswer(headline=f"it was interrupted, and waits to go on: {reason}")
     if reason.startswith("cannot start"):
         return StateAnswer(headline=f"it {reason}", advice=[f"`slurmtrain cancel {run['id']}` ends it"])
-    # What a chain says of the runs before one: "after pretrain (running, step 120)".
-    headline = (
-        f"it starts {reason}" if reason.startswith("after ") else f"it waits: {reason or 'nothing says for what'}"
-    )
-    if bare_reason(pending.get("code", "")) in HELD_BY_USER or pending.get("state") in HELD:
-        return StateAnswer(headline=headline, advice=[f"`scontrol release {run['job_id']}` lets it start"])
-    return StateAnswer(headline=headline)
+    # What a chain says of the runs before one, as in "after pretrain (running, step 120)", and a local run of its turn.
+    verb = "starts " if reason.startswith("after ") else "" if reason.startswith("waits ") else "waits: "
+    return StateAnswer(headline=f"it {verb}{reason}")
 
 
 def running(
-    run: Mapping[str, Any], attempt: Attempt, activity: Activity, now: float, *, cancelled: bool
+    run: Mapping[str, Any], attempt: Attempt, activity: Activity, now: float, stopping: str = ""
 ) -> StateAnswer:
     """What a run is doing, and what is wrong with it.
 
@@ -88,55 +83,46 @@ def running(
         attempt: Its newest attempt.
         activity: What its files show.
         now: The current time, in seconds since 1970.
-        cancelled: Whether a person has asked it to end.
+        stopping: Why its ranks were told to stop; empty: they were not.
     """
-    if cancelled:
-        return StateAnswer(headline="it was cancelled, and is ending: its ranks save, and exit")
+    if stopping:
+        return StateAnswer(headline=f"it is ending, and its ranks save and exit: {stopping}")
     advice: list[str] = []
-    progress = _progress(run, attempt, now)
+    # What keeps it from training comes first; of what makes it slow, the worst is worth the sentence.
+    stops = [*_stops(run, activity, now, advice)]
     problems = [*_problems(run, attempt, activity, now, advice)]
-    headline = "; ".join([*problems[:1], progress] if problems else [progress])
-    saved = _saved(run, attempt, now)
-    details = [*problems[1:], saved, *_times(run, attempt), *_nodes(attempt, activity)]
-    return StateAnswer(headline=headline, details=[each for each in details if each], advice=advice)
+    sentence = [*stops, _progress(run, attempt, now), *problems][:2]
+    details = [*[*stops, *problems][1:], _saved(run, attempt, now), *_times(run, attempt), *_nodes(attempt, activity)]
+    return StateAnswer(headline="; ".join(sentence), details=[each for each in details if each], advice=advice)
 
 
-def ended(run: Mapping[str, Any], attempts: Sequence[Attempt]) -> StateAnswer:
+def ended(run: Mapping[str, Any], attempts: Sequence[Attempt], canceller: str = "") -> StateAnswer:
     """How a run ended that did not fail.
 
     Args:
         run: RUN of the JSON contract.
         attempts: All of its attempts, the oldest first.
+        canceller: Who cancelled its job in Slurm; empty: unknown, or nobody.
     """
     took = _took(run)
     steps = "" if run["step"] is None else f"{run['step']} step{'s' * (run['step'] != 1)}"
     if run["deleted_at"] is not None:
         return StateAnswer(headline=f"it is {run['state']}, and {run['reason']}")
     if run["state"] == "completed":
-        did = " ".join(filter(None, (steps, took and f"in {took}")))
-        parts = [f"it completed{': ' * bool(did)}{did}", *_interruptions(attempts), _lost(run)]
+        completed = " ".join(filter(None, ("it completed", steps, took and f"in {took}")))
+        parts = [completed, *_interruptions(attempts), _lost(run)]
         return StateAnswer(headline=", ".join(filter(None, parts)), advice=_not_together(attempts))
     if run["state"] == "cancelled":
-        at = f" at {run['ended_at']}" if run["ended_at"] else ""
-        reason = "" if run["reason"] in ("", "cancelled") else f": {run['reason']}"
+        # As in "cancelled after step 7", "cancelled in Slurm"; a search says why it ended the run.
+        reason = str(run["reason"])
+        where = reason.removeprefix("cancelled") if reason.startswith("cancelled") else f": {reason}" if reason else ""
+        by = f" by {canceller}" if canceller else ""
+        at = f", {run['ended_at']}" if run["ended_at"] else ""
         newest = run["checkpoint"]
-        saved = "without a checkpoint" if newest is None else f"its newest checkpoint has step {newest['step']}"
+        saved = "it has no checkpoint" if newest is None else f"its newest checkpoint has step {newest['step']}"
         again = f"`slurmtrain resume {run['id']}{' --from-start' * (newest is None)}` starts it again"
-        return StateAnswer(headline=f"it was cancelled{at}{reason}; {saved}", advice=[again])
+        return StateAnswer(headline=f"it was cancelled{where}{by}{at}; {saved}", advice=[again])
     return StateAnswer(headline=run["reason"] or f"it is {run['state']}")
-
-
-def expected_limit(run: Mapping[str, Any], attempt: Attempt) -> float | None:
-    """When a running attempt reaches its time limit, in seconds since 1970; None if its spec sets none.
-
-    Args:
-        run: RUN of the JSON contract.
-        attempt: The attempt.
-    """
-    limit_s = run["resources"].get("time")
-    if attempt.started_at is None or not isinstance(limit_s, int | float) or limit_s <= 0:
-        return None
-    return attempt.started_at + float(limit_s)
 
 
 def _progress(run: Mapping[str, Any], attempt: Attempt, now: float) -> str:
@@ -151,26 +137,31 @@ def _progress(run: Mapping[str, Any], attempt: Attempt, now: float) -> str:
     return f"it trains: {step}{rate}{to_go}"
 
 
-def _problems(
-    run: Mapping[str, Any], attempt: Attempt, activity: Activity, now: float, advice: list[str]
-) -> Iterator[str]:
-    """What is wrong with a run that trains, the worst first; appends what to do to ``advice``."""
+def _stops(run: Mapping[str, Any], activity: Activity, now: float, advice: list[str]) -> Iterator[str]:
+    """Why a run does not train, or not as it should; appends what to do to ``advice``."""
     if run["reason"] and run["step"] is not None:
         yield run["reason"]
     at, gap_s = activity.last_step_at, activity.widest_gap_s
     if at is not None and gap_s is not None and now - at > max(LEAST_S, TIMES * gap_s):
         advice.append(f"`slurmtrain logs {run['id']}` shows what its ranks print; requeue.hang_after limits a step")
-        yield f"no step was finished for {format_span(now - at)}: it may hang"
-    limit_at = expected_limit(run, attempt)
+        yield f"no step was finished for {format_span(now - at)}, so that it may hang"
+
+
+def _problems(
+    run: Mapping[str, Any], attempt: Attempt, activity: Activity, now: float, advice: list[str]
+) -> Iterator[str]:
+    """What makes a run slow or ends it early, the worst first; appends what to do to ``advice``."""
+    limit_at = activity.limit_at
     if limit_at is not None and run["eta_seconds"] and now + run["eta_seconds"] > limit_at:
         is_requeued = attempt.policy is not None and attempt.policy.get("enabled", True)
         then = "is then requeued, and goes on from its checkpoint" if is_requeued else "ends there (requeue.enabled)"
         if not is_requeued:
             advice.append(f"`slurmtrain resume {run['id']} resources.time=...` continues it with a longer limit")
-        yield f"it reaches its time limit in {format_span(max(0.0, limit_at - now))}, before its last step, and {then}"
+        yield f"it reaches its time limit in {format_span(max(0.0, limit_at - now))}, and {then}"
     idle = {name: use for name, use in (activity.gpus or {}).items() if use < IDLE_GPU}
     if idle and run["step"] is not None:
-        are = f"{len(idle)} of {len(activity.gpus or ())} GPUs are idle"
+        verb = "is" if len(idle) == 1 else "are"
+        are = f"{len(idle)} of {len(activity.gpus or ())} GPUs {verb} idle"
         cpus = max((activity.cpus or {}).values(), default=0.0)
         if cpus > _BUSY_CPU:
             advice.append("raise resources.cpus_per_node, or do less per sample in the data loader")
@@ -197,11 +188,12 @@ def _saved(run: Mapping[str, Any], attempt: Attempt, now: float) -> str:
 
 
 def _times(run: Mapping[str, Any], attempt: Attempt) -> Iterator[str]:
-    if run["goodput"] is not None:
+    if run["goodput"] is not None and run["step"]:
         spent = [f"{kind} {format_span(seconds)}" for kind, seconds in attempt.spent.items() if seconds >= 1]
         yield f"goodput {100 * run['goodput']:.0f} %" + (f": {', '.join(spent)}" if spent else "")
     if attempt.hangs:
-        yield f"its ranks hung {len(attempt.hangs)} times in this attempt, and were started again"
+        times = "once" if len(attempt.hangs) == 1 else f"{len(attempt.hangs)} times"
+        yield f"its ranks hung {times} in this attempt, and were started again"
 
 
 def _nodes(attempt: Attempt, activity: Activity) -> Iterator[str]:

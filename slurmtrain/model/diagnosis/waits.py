@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -20,8 +21,10 @@ ALTERABLE = frozenset(
         "PartitionNodeLimit", "PartitionTimeLimit", "BadConstraints",
     }
 )  # fmt: skip
-# Reasons for which Slurm starts the job on the first nodes that are free: no other job is before it.
-_FIRST_IN_LINE = ALTERABLE - {"Priority"}
+IN_LINE = frozenset({"", "None", "Resources", "Priority"})
+"""Reasons of jobs that Slurm starts as soon as it is their turn and there are nodes for them."""
+_DEPENDENCY = re.compile(r"(after\w*):(\d+(?:_\d+)?)")
+_ENDS = {"after": "the start", "afterok": "the success", "afterany": "the end", "afternotok": "the failure"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,22 +75,29 @@ class QueueFacts:
     unanswered: str = ""
 
 
-def describe_queue(facts: QueueFacts, code: str, waits_s: float | None) -> Iterator[str]:
+def describe_queue(facts: QueueFacts, code: str, waits_s: float | None, names: Mapping[str, str]) -> Iterator[str]:
     """What is known about a waiting job beside its reason, as sentences.
 
     Args:
         facts: From Slurm.
         code: The reason.
         waits_s: Since when it waits, in seconds.
+        names: Of the user's own jobs, by id.
     """
     record = facts.record
     if record:
         asks = [f"{name} {record[key]}" for name, key in _REQUESTED if key in record]
         since = "" if waits_s is None else f", for {format_span(waits_s)} now"
         yield f"job {facts.job_id} waits in partition {record.get('Partition')}{since}: {', '.join(asks)}"
-    if facts.ahead is not None and bare_reason(code) in ALTERABLE:
+    if facts.ahead is not None and bare_reason(code) in IN_LINE:
         yield f"{facts.ahead or 'no'} other waiting job{'s' * (facts.ahead != 1)} before it, for the same nodes"
+    for condition, job in _DEPENDENCY.findall(record.get("Dependency", "")):
+        yield f"it waits for {_ENDS.get(condition, condition)} of job {_named(job, names)}"
     yield from facts.notes
+
+
+def _named(job: str, names: Mapping[str, str]) -> str:
+    return f"{job} ({names[job]})" if job in names else job
 
 
 _REQUESTED = (("nodes", "NumNodes"), ("CPUs", "NumCPUs"), ("time limit", "TimeLimit"), ("account", "Account"),
@@ -106,14 +116,14 @@ def sooner(facts: QueueFacts, code: str, starts_at: float | None, now: float) ->
         now: The current time, in seconds since 1970.
     """
     expected = starts_at if starts_at is not None and starts_at > now else facts.unchanged_at
-    first_in_line = bare_reason(code) in _FIRST_IN_LINE and not facts.ahead
+    first_in_line = bare_reason(code) != "Priority" and not facts.ahead
     chosen = [
         each
         for each in facts.alternatives
         if (expected is None or each.starts_at + _MARGIN_S < expected)
         and (not facts.waiting.get(each.partition, 0) if each.partition else first_in_line)
     ]
-    return sorted(chosen, key=lambda each: each.starts_at)
+    return sorted(chosen, key=lambda each: (each.starts_at // _MARGIN_S, len(each.preempts)))
 
 
 def describe_alternative(alternative: Alternative, now: float, names: Mapping[str, str]) -> str:
@@ -124,7 +134,7 @@ def describe_alternative(alternative: Alternative, now: float, names: Mapping[st
         now: The current time, in seconds since 1970.
         names: Of the user's own jobs, by id.
     """
-    at = "now" if alternative.starts_at <= now + _MARGIN_S else f"at {iso(alternative.starts_at)}"
-    victims = [f"{job} ({names[job]})" if job in names else job for job in alternative.preempts]
+    at = "now" if alternative.starts_at <= now + _MARGIN_S else f"{iso(alternative.starts_at)}"
+    victims = [_named(job, names) for job in alternative.preempts]
     preempting = f", preempting job{'s' * (len(victims) > 1)} {name_some(victims)}" if victims else ""
     return f"{alternative.words} it would start {at}{preempting}"

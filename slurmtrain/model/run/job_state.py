@@ -142,9 +142,10 @@ def describe_reason(code: str, job_id: str) -> str:
     text = _REASONS.get(name) or _describe_limit(name)
     if text is None:
         return f"Slurm says {code.strip('()')}" if bare else _REASONS["None"]
-    # As in "ReqNodeNotAvail, UnavailableNodes:node[1-2]"; a longer list is cut.
-    nodes = re.search(r"UnavailableNodes:([^\s()]+)", code) if len(code) < _LONGEST else None
-    return f"{text.format(job=job_id)} ({bare}{f': {nodes[1]}' if nodes else ''})"
+    # As in "ReqNodeNotAvail, UnavailableNodes:node[1-2]" and "ReqNodeNotAvail, Reserved for maintenance"; a longer text
+    # is cut.
+    more = code.strip("()").partition(",")[2].strip().replace("UnavailableNodes:", "") if len(code) < _LONGEST else ""
+    return f"{text.format(job=job_id)} ({bare}{f': {more}' * bool(more)})"
 
 
 def _describe_limit(name: str) -> str | None:

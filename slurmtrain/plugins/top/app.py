@@ -120,6 +120,7 @@ class TopApp(App[int]):
         self._params = top_rows.Params()
         self._mistake = ""
         self._attempts: Sequence[Any] = ()
+        self._why = ""
         self._looker = Looker(config)
         self._follower = Follower(config, partial(self._later, self._show_news), interval_s)
         self._looks = Repeater(lambda: self._later(self.show_snapshot, self._looker.look()), interval_s)
@@ -207,7 +208,7 @@ class TopApp(App[int]):
 
     def on_runs_table_selected(self) -> None:
         """Follow another run."""
-        self._attempts = ()
+        self._attempts, self._why = (), ""
         self.screen_stack[0].query_one("#log", LinesView).clear()
         self._show_facts()
         self._follow()
@@ -231,7 +232,7 @@ class TopApp(App[int]):
         if news.subject != self._follower.subject:
             return
         if news.attempts is not None:
-            self._attempts = news.attempts
+            self._attempts, self._why = news.attempts, news.why
             self._show_facts()
         log = screen.view if isinstance(screen, LogScreen) else self.screen_stack[0].query_one("#log", LinesView)
         if news.first:
@@ -246,7 +247,7 @@ class TopApp(App[int]):
             title.update("")
             return
         title.update(Text(printable(f"{selected.run['name']} {selected.id}"), no_wrap=True, overflow="ellipsis"))
-        pairs = top_rows.facts(selected.run, self._attempts)
+        pairs = top_rows.facts(selected.run, self._attempts, self._why)
         lines = top_rows.fact_lines(pairs, facts.size.width)
         facts.set_lines(f"\x1b[1m{top_rows.label(name)}\x1b[0m{text}" for name, text in lines)
 

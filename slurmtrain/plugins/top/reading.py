@@ -21,7 +21,8 @@ from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.run_details import attempt_json, show_json
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.top.top_rows import Row, aged, make_row
+from slurmtrain.ops.why import explain
+from slurmtrain.plugins.top.top_rows import Row, aged, make_row, waiting_headline
 from slurmtrain.system.files import describe_os_error
 
 if TYPE_CHECKING:
@@ -145,7 +146,8 @@ class FollowedRun:
 class News:
     """What is new about a run.
 
-    ``attempts``: its ATTEMPTs, None if they were not read again. ``lines``: new lines of its logs, printable.
+    ``attempts``: its ATTEMPTs, None if they were not read again; ``why``: why it is in its state, read with them.
+    ``lines``: new lines of its logs, printable.
     ``first``: whether these are the first. ``problem``: why the run cannot be read, in a sentence.
     """
 
@@ -154,6 +156,7 @@ class News:
     lines: Sequence[str]
     first: bool
     problem: str = ""
+    why: str = ""
 
 
 class Follower:
@@ -174,6 +177,7 @@ class Follower:
         self._workspace: Workspace | None = None
         self._current: FollowedRun | None = None
         self._run: Run | None = None
+        self._why = ""
         self._read_at = 0.0
         # The logs of rank 0 and the logs of all ranks, until one of them has lines.
         self._readers: dict[bool, LogReader] = {}
@@ -194,7 +198,7 @@ class Follower:
             attempts, lines, problem = None, [], describe_exception(error)
         if first or attempts is not None or lines or problem != self._problem:
             self._problem = problem
-            self._report(News(subject, attempts, lines, first, problem))
+            self._report(News(subject, attempts, lines, first, problem, self._why))
 
     def _read_run(self, subject: FollowedRun) -> list[dict[str, Any]] | None:
         """The attempts of the run; None if it is too early to read them again."""
@@ -204,11 +208,13 @@ class Follower:
         self._read_at = now
         # Made here, in the thread that reads with it: a registry is not shared between threads.
         self._workspace = self._workspace or Workspace(self._config)
-        observe(self._workspace, [subject.run_id], ask_slurm=False)
+        observed = observe(self._workspace, [subject.run_id], ask_slurm=False)
         run = self._workspace.store.load(subject.run_id)
         if run is None:
             raise RunNotFound(f"there is no run {subject.run_id} any more: its directory was deleted")
         is_same, self._run = run == self._run, run
+        if not is_same:
+            self._why = explain(self._workspace, observed.runs, subject.run_id, ask=False).headline
         return None if is_same else [attempt_json(attempt) for attempt in run.attempts]
 
     def _new_lines(self, subject: FollowedRun) -> list[str]:
@@ -289,9 +295,11 @@ def report_lines(config: Config, run: Mapping[str, Any], columns: int) -> list[s
         if loaded is None:
             raise RunNotFound(f"there is no run {run['id']} any more: its directory was deleted")
         facts = show_json(workspace, observed.runs[run["id"]], loaded)
+        facts["why"] = explain(workspace, observed.runs, run["id"], ask=False).headline
         if facts["state"] == run["state"]:
             # What Slurm has said of it, which was not asked again.
             facts |= {"reason": run["reason"], "pending": run["pending"]}
+            facts["why"] = waiting_headline(run) or facts["why"]
         with output.collected(columns) as printed:
             print_run(facts)
     except Exception as error:  # noqa: BLE001 (shown, since it must not end the page)

@@ -17,9 +17,11 @@ from rich.cells import cell_len, set_cell_size
 from slurmtrain.cli import describe, formatting
 from slurmtrain.cli.output import printable
 from slurmtrain.cli.tables import cell_width, content_width, fit, run_columns
+from slurmtrain.model.diagnosis import answers
 from slurmtrain.model.hostlist import compress_hostlist
 from slurmtrain.model.query.fields import differing
 from slurmtrain.model.run.run import ENDED, RUN_STATES
+from slurmtrain.ops.shared.relatives import WAITING
 
 if TYPE_CHECKING:
     from slurmtrain.model.query.conditions import Condition
@@ -201,20 +203,28 @@ _LABEL = 11
 _METRICS_SHOWN = 12
 
 
-def facts(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+def waiting_headline(run: Mapping[str, Any]) -> str:
+    """Why a ``run`` waits (RUN of the JSON contract), with what Slurm says now; empty if it does not wait."""
+    return answers.waiting(run).headline if run["state"] in WAITING else ""
+
+
+def facts(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]], why: str = "") -> list[tuple[str, str]]:
     """The known facts about a run, by worth: (name, text) each, without empty ones.
 
     Args:
         run: RUN of the JSON contract.
         attempts: Its ATTEMPTs, oldest first; empty if they are not known yet.
+        why: Why it is in its state; empty if that is not known yet.
     """
     newest = attempts[-1] if attempts else None
+    reason, why = run["reason"], waiting_headline(run) or why
     to_go = f"{formatting.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""
     goodput = "" if run["goodput"] is None else f"goodput {100 * run['goodput']:.0f} %"
     lost = f"lost {run['lost_steps']} steps" if run["lost_steps"] else ""
     progress = (formatting.steps(run), formatting.rate(run), to_go, lost, goodput)
     pairs = [
-        ("state", run["state"] + (f": {run['reason']}" if run["reason"] not in ("", run["state"]) else "")),
+        ("state", run["state"] + (f": {reason}" if reason not in ("", run["state"]) and reason not in why else "")),
+        ("why", why),
         ("step", ", ".join(part for part in progress if part not in ("", "-"))),
         ("params", formatting.params(run["params"])),
         ("metrics", formatting.metrics(run, _METRICS_SHOWN)),

@@ -49,6 +49,16 @@ def test_attributes_are_those_of_the_registry_as_pythons_types(run: slurmtrain.R
     assert run.to_dict()["metrics"] == run.latest
 
 
+def test_why_says_what_the_command_says(run: slurmtrain.RunHandle) -> None:
+    answer = run.why()
+    assert answer.headline.startswith("it completed 4 steps in ")
+    assert answer.headline.endswith(", 2 attempts (1 preempted), 2 steps trained twice")
+    assert str(answer).splitlines()[0] == answer.headline == answer.to_dict()["headline"]
+    assert run.why(attempt=1).to_dict()["attempt"] == 1
+    with pytest.raises(RunNotFound, match="has no attempt 3"):
+        run.why(attempt=3)
+
+
 def test_attempts_and_checkpoints_are_read_when_they_are_asked_for(
     run: slurmtrain.RunHandle, workspace: Workspace
 ) -> None:

@@ -185,6 +185,7 @@ def test_the_last_lines_come_first_then_what_is_added(tmp_path: Path, logs: Path
     assert (list(first.lines), first.first) == (["line 48", "line 49"], True)
     assert first.attempts is not None
     assert [attempt["state"] for attempt in first.attempts] == ["running"]
+    assert first.why.startswith("it has been running for ")
     assert reports.look() == []
     with (logs / "rank-0.log").open("a") as log:
         log.write("\x1b]0;title\x07new\nunfinished")

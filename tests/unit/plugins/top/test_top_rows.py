@@ -176,7 +176,10 @@ def test_what_people_have_set_and_written_is_there_and_of_a_run_without_attempts
     assert [pairs[name] for name in ("params", "tags", "note", "sweep")] == ["lr=0.1", "good v2", "try again", "s"]
     bare = {**RUN, "state": "created", "reason": "", "step": None, "steps_per_second": None, "eta_seconds": None,
             "metrics": {}, "lost_steps": None, "goodput": None, "checkpoint": None, "job_id": None}  # fmt: skip
-    assert facts(bare, []) == [("state", "created"), ("directory", "/runs/0123456789")]
+    assert facts(bare, []) == [
+        ("state", "created"), ("why", "it has no job: it was not handed to the scheduler yet"),
+        ("directory", "/runs/0123456789"),
+    ]  # fmt: skip
 
 
 def test_gpus_are_those_that_the_preflight_saw() -> None:

@@ -85,7 +85,8 @@ class Registry:
         Archived runs are left out unless a condition asks for ``archived``.
 
         Args:
-            names: Names, ids, patterns such as ``cnn-*``, or ids of sweeps; none: all runs.
+            names: Names, for the newest submission of each, one run or all of its sweep; ids, patterns such as
+                ``cnn-*``, or ids of sweeps; none: all runs. ``where="name = cnn"`` finds all runs of a name.
             where: Conditions such as ``params.lr < 0.1 and state = completed``.
             state: It is in one of these states.
             cause: Its newest attempt ended for one of these causes.
@@ -102,8 +103,6 @@ class Registry:
         """
         question = Question(
             names=names,
-            # A name means all runs that have it; run() finds the one that is probably meant.
-            namesakes=True,
             where=_tuple_of(where),
             states=_tuple_of(state),
             causes=_tuple_of(cause),
@@ -126,7 +125,8 @@ class Registry:
     def run(self, name: str) -> RunHandle:
         """The run of this ``name``: its id, the beginning of its id, its name, or ``@last``.
 
-        Of several runs of a name, the newest that has not ended is meant or, if all have, the newest.
+        A name means its newest submission; if that is a sweep, the newest run of it that trains, that has not ended or
+        that has, in this order, and a warning says so.
 
         Raises:
             RunNotFound: There is none, or it is not clear which is meant.

@@ -396,7 +396,7 @@ class RunHandle:
 
         Raises:
             RunBusy: It has not ended.
-            NoCheckpoint: It has none to resume from.
+            NoCheckpoint: It has none that it can continue from; if it never saved, it begins again.
             SlurmtrainError: An override is wrong, or the job could not be started.
         """
         from slurmtrain.ops.resume import resume

@@ -170,8 +170,8 @@ class LazyGroup(click.Group):
 def cli(context: click.Context, runs: str | None, debug: bool) -> None:
     """From one YAML file to a finished training run, through every preemption.
 
-    RUN is an id, the beginning of an id, a name, or @last. Of several runs of a name, the newest that has not ended is
-    meant or, if all have, the newest.
+    RUN is an id, the beginning of an id, a name, or @last. A name means its newest submission: one run or, if that was
+    a sweep, all its runs; so does the id of a sweep. A command for one run then says which of them it takes.
     """
     context.obj = {"runs": runs, "debug": debug}
 

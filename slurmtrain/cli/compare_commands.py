@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
@@ -14,11 +14,12 @@ import click
 from slurmtrain.cli import formatting, options, output, tables
 from slurmtrain.cli.options import over_option, split_words, where_option
 from slurmtrain.cli.tables import GAP, Column, field_column, run_columns
+from slurmtrain.model.query.comparison import count_states
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.query.comparison import Compared, SeedGroup
-    from slurmtrain.ops.query.compare import Answer, RankedGroup
+    from slurmtrain.ops.query.compare import Answer, RankedGroup, Ranking
     from slurmtrain.ops.query.diff import CodeDifference, RunDifference
 
 # Cells of a run in a table with a line for each difference, before it is cut.
@@ -54,11 +55,12 @@ def compare_command(
 ) -> int:  # fmt: skip
     """Compare runs: the settings that differ among them, and their metrics, the best run first.
 
-    RUN may also be a pattern such as 'cnn*', or a sweep; a single name stands for all runs of that name. Settings are
-    the keys of the spec, the commit of the code, and the versions that the preflight saw. Runs that differ only in a
-    seed, or in what --over names, are one line, with the mean of each metric and its standard deviation. A metric's
-    newest value is compared; "best" is the best one that remained after interruptions, with its step. METRIC may also
-    be min:loss, max:acc, last:loss, area:loss, or loss@1000 for the value at a step.
+    RUN may also be a pattern such as 'cnn*', or a sweep. If the newest run of a name was submitted alone, the name
+    alone stands for all runs of that name. Settings are the keys of the spec, the commit of the code, and the versions
+    that the preflight saw. Runs that differ only in a seed, or in what --over names, are one line, with the mean of
+    each metric and its standard deviation. A metric's newest value is compared; "best" is the best one that remained
+    after interruptions, with its step. METRIC may also be min:loss, max:acc, last:loss, area:loss, or loss@1000 for the
+    value at a step.
 
     With --performance: steps and samples in a second, seconds of an epoch, the memory and utilization of GPUs (or
     processes), GPU-hours for 1000 steps, and the speed-up against the baseline, also as a percentage of the ideal one.
@@ -163,6 +165,13 @@ def _print_comparison(answer: Answer) -> None:
     tables.print_lines(columns, lines)
 
 
+def _states(states: Sequence[str]) -> str:
+    """The state of a run, or of all runs of a group; else how many have not completed, in which states they are."""
+    if len(set(states)) == 1:
+        return states[0]
+    return count_states([state for state in states if state != "completed"])
+
+
 def _table_width(lines: Sequence[Sequence[str]]) -> int:
     """How wide a table is, in cells."""
     from rich.cells import cell_len
@@ -196,7 +205,7 @@ def _comparison_columns(answer: Answer) -> list[Column]:
     columns = [
         Column("ID", identity),
         fact("NAME", lambda runs: runs[0].name, 8, 6),
-        replace(fact("STATE", lambda runs: ",".join(dict.fromkeys(run.state for run in runs))), rank=6),
+        fact("STATE", lambda runs: _states([run.state for run in runs])),
         *(
             fact(name.removeprefix("params."), partial(setting, name), 8, 3 if name in answer.comparison.over else 1)
             for name in answer.comparison.differs
@@ -250,9 +259,9 @@ def best_command(
 ) -> int:  # fmt: skip
     """Print the best run by the newest value of a metric, with the parameters that differ among the runs.
 
-    RUN is a name, for all runs of that name, a pattern such as 'cnn*', or a sweep; without it, all runs are compared.
-    METRIC may also be min:loss, max:acc, last:loss, area:loss, or loss@1000 for the value at a step. Exits with 1 if
-    none of the runs has a value.
+    RUN may also be a pattern such as 'cnn*', or a sweep; without it, all runs are compared. If the newest run of a name
+    was submitted alone, the name alone stands for all runs of that name. METRIC may also be min:loss, max:acc,
+    last:loss, area:loss, or loss@1000 for the value at a step. Exits with 1 if none of the runs has a value.
     """
     from slurmtrain.ops.query.compare import rank
     from slurmtrain.ops.query.select import Question
@@ -267,19 +276,14 @@ def best_command(
         # What a search is for says what is best.
         [search] = searches
         by, larger = search.metric, search.larger if larger is None else larger
-    question = Question(names=names, namesakes=True, where=where, over=over, for_programs=True)
+    question = Question(names=names, namesakes=len(names) == 1, where=where, over=over, for_programs=True)
     ranking = rank(workspace, observed.runs, question, by, larger)
-    criterion, runs = ranking.criterion, ranking.runs[:top]
-    if criterion.guessed:
-        output.echo(f"{criterion}, by its name; --max and --min choose", err=True)
-    if not runs:
-        output.echo(f"none of {ranking.without} runs has a value of {criterion.name}", err=True)
-    elif ranking.without:
-        output.echo(f"{ranking.without} run(s) without {criterion.name} are left out", err=True)
-    groups = ranking.groups[:top]
+    criterion, runs, groups = ranking.criterion, ranking.runs[:top], ranking.groups[:top]
+    best = [group.runs[0] for group in groups] if over else runs
+    _describe_ranking(ranking, best)
     if as_json:
         # The best run of each group, so that a program finds runs in the same place with and without --over.
-        shown = [dict(run) for run in ([group.runs[0] for group in groups] if over else runs)]
+        shown = [dict(run) for run in best]
         answer = {"schema": SCHEMA, "by": criterion.name, "better": criterion.better, "runs": shown}
         if over:
             answer |= {"over": list(over), "groups": [group.to_json() for group in groups]}
@@ -300,6 +304,21 @@ def best_command(
     return 0 if runs else 1
 
 
+def _describe_ranking(ranking: Ranking, best: Sequence[Mapping[str, Any]]) -> None:
+    """Say how runs were ranked, which were not, and which of the ``best`` have not completed."""
+    criterion = ranking.criterion
+    if criterion.guessed:
+        output.note(f"{criterion}, by its name; --max and --min choose")
+    if not best:
+        output.note(f"none of {ranking.without} runs has a value of {criterion.name}")
+    elif ranking.without:
+        output.note(f"{ranking.without} run(s) without {criterion.name} are left out")
+    open_ones = [
+        f"run {run['id']} has not completed: it is {run['state']}" for run in best if run["state"] != "completed"
+    ]
+    output.notes(output.few(open_ones))
+
+
 def _print_groups(name: str, groups: Sequence[RankedGroup], params: Sequence[str]) -> None:
     """Print a line for each group: its best run, how many there are, and the mean and deviation of a field.
 
@@ -311,6 +330,7 @@ def _print_groups(name: str, groups: Sequence[RankedGroup], params: Sequence[str
     columns = (
         Column("BEST", lambda group: group.runs[0]["id"]),
         Column("RUNS", lambda group: str(len(group.runs))),
+        Column("STATE", lambda group: _states([run["state"] for run in group.runs])),
         Column("NAME", lambda group: group.runs[0]["name"], 20),
         Column(f"mean {name.removeprefix('metrics.')}", lambda group: formatting.spread(group.spread)),
         Column("PARAMS", lambda group: formatting.params(group.params, params) or "-", 14, 1),

@@ -263,9 +263,9 @@ def _chart_legend(chart: Chart, width: int, *, colour: bool, unicode: bool) -> I
 def ui_command(workspace: Workspace, run: str | None, port: int, host: str, quiet: bool, as_json: bool) -> int:
     """Send what is new to MLflow, start its server for the store of these runs, and show them until Ctrl-C.
 
-    RUN is shown on its own page; a name that several runs have, a sweep, or a pattern in quotes, as a list of these;
-    without one, the experiment of the newest run. The curves of runs that train go on growing. If the store is a server
-    that runs already, this prints its address and exits.
+    RUN is shown on its own page; a sweep, by its id or its name, or a pattern in quotes, as a list of runs; without
+    one, the experiment of the newest run. The curves of runs that train go on growing. If the store is a server that
+    runs already, this prints its address and exits.
 
     On this machine, and through a tunnel to it, only your own account is served.
     """

@@ -31,8 +31,8 @@ LONGEST_CELL, LONGEST_LINE = 500, 2000
 _NARROWEST = 20
 # Longer than paths that people copy.
 _LONG_WORD = re.compile(rf"\S{{{LONGEST_CELL + 1},}}")
-# How many runs are listed before a person is asked about them.
-_LISTED = 20
+# So many runs are listed, before a person is asked about them and afterwards; of more, the first few.
+_LISTED, _FEW = 20, 5
 # Before all lines of a message but the first.
 _INDENT = "  "
 
@@ -187,6 +187,23 @@ def note(text: str) -> None:
     """Print a line to standard error, unless it is empty."""
     if text:
         echo(text, err=True)
+
+
+def few(items: Sequence[str], *, verbose: bool | None = None) -> list[str]:
+    """All ``items`` if they are not very many, else the first few, and how many more there are.
+
+    ``verbose``: whether all are wanted, as -v says; None: the command has no -v.
+    """
+    if verbose or len(items) <= _LISTED:
+        return list(items)
+    hint = "" if verbose is None else "; -v lists all"
+    return [*items[:_FEW], f"and {len(items) - _FEW} more{hint}"]
+
+
+def notes(lines: Iterable[str]) -> None:
+    """Print ``lines`` to standard error."""
+    for line in lines:
+        note(line)
 
 
 def warn(messages: Iterable[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -213,6 +214,8 @@ def _print_submitted(workspace: Workspace, run_ids: Sequence[str], *, as_json: b
     try:
         if as_json:
             output.print_json(_facts(workspace, run_ids))
+        elif run_ids and output.is_terminal(sys.stdout):
+            output.echo(*output.few(run_ids))
         elif run_ids:
             output.echo(*run_ids)
     except OutputError as error:
@@ -337,8 +340,9 @@ def rerun_command(
 ) -> int:  # fmt: skip
     """Submit RUN again as a new run, from the beginning: the same plan, the same snapshot of its code.
 
-    RUN may also be the id of a sweep. KEY=VALUE overrides, such as seed=8, apply to the new runs. What differs from
-    what RUN had, such as packages, is noted. By default the new runs go where RUN went, to Slurm or this machine.
+    Of a sweep, by its id or its name, all runs are submitted again. KEY=VALUE overrides, such as seed=8, apply to the
+    new runs. What differs from what RUN had, such as packages, is noted. By default the new runs go where RUN went, to
+    Slurm or this machine.
     """
     from slurmtrain.ops.rerun import plan_again
     from slurmtrain.ops.submit import submit_spec
@@ -371,12 +375,12 @@ def resume_command(
     workspace: Workspace, run: str, overrides: tuple[str, ...], from_start: bool, step: int | None, code: str | None,
     failed: bool, cancelled: bool, dry_run: bool, waits: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Start a new attempt of RUN from its newest complete checkpoint.
+    """Start a new attempt of RUN from its newest complete checkpoint; one that has never saved begins again.
 
     KEY=VALUE overrides, such as params.steps=4000 or resources.time=02:00:00, apply to this and later attempts.
 
-    With --failed, RUN may be a sweep or a pattern, and there may be several: runs that have failed start again, on
-    Slurm as one job array if they request the same. Runs without a checkpoint begin again.
+    Of a sweep, all runs start again that failed, were lost or were cancelled, on Slurm as one job array if they request
+    the same. With --failed, there may be several RUNs and patterns, and what was cancelled stays.
     """
     if failed:
         if from_start or code or step is not None:
@@ -388,10 +392,19 @@ def resume_command(
     if cancelled or dry_run:
         raise click.UsageError("--cancelled and --dry-run are for --failed")
     from slurmtrain.ops.resume import resume
+    from slurmtrain.ops.shared.find import find_all
 
     if from_start and step is not None:
         raise click.UsageError("--from-start and --step exclude each other")
-    run_id, notes = resume(workspace, run, overrides, from_start=from_start, step=step, code_of_now=code == "now")
+    run_ids, _ = find_all(workspace, [run])
+    if len(run_ids) > 1:
+        if from_start or code or step is not None:
+            raise click.UsageError(f"{run} is {len(run_ids)} runs; --from-start, --step and --code are for one of them")
+        output.note(f"{run}: {len(run_ids)} runs; all that failed, were lost or were cancelled start again")
+        return _resume_failed(workspace, [run], overrides, (True, False, waits, as_json))
+    run_id, notes = resume(
+        workspace, run_ids[0], overrides, from_start=from_start, step=step, code_of_now=code == "now"
+    )
     return _finish(workspace, [run_id], notes, waits=waits, as_json=as_json)
 
 

@@ -19,8 +19,11 @@ if TYPE_CHECKING:
 @options.runs_argument
 @click.option("--forget", is_flag=True, help="Remove the whole directory, and the run from all lists.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+@options.verbose_option
 @options.json_option
-def delete_command(workspace: Workspace, names: tuple[str, ...], forget: bool, yes: bool, as_json: bool) -> int:
+def delete_command(
+    workspace: Workspace, names: tuple[str, ...], forget: bool, yes: bool, verbose: bool, as_json: bool
+) -> int:
     """Delete the checkpoints, logs and other files of each RUN, which must have ended.
 
     A RUN may be a sweep, or a pattern such as 'cnn-*'. Its journals, metrics and plans stay, and its line in 'status'.
@@ -64,14 +67,15 @@ def delete_command(workspace: Workspace, names: tuple[str, ...], forget: bool, y
         ]
         output.print_json({"schema": 1, "runs": removed, "bytes": deleted.bytes, "problems": deleted.problems})
     else:
+        verb, lines = "forgotten" if forget else "deleted", []
         for run_id, removal in deleted.removed.items():
-            verb = "is forgotten" if forget else "is deleted"
-            output.note(f"run {run_id} {verb}: {formatting.size(removal.bytes)} freed")
+            lines.append(f"run {run_id} is {verb}: {formatting.size(removal.bytes)} freed")
             for step, forks in runs[run_id].forks.items():
-                for fork in forks:
-                    output.note(f"run {fork} began with its step {step}, and keeps its own copy")
-            for link in removal.links:
-                output.note(f"{link} was a link: its target stays")
+                lines += [f"run {fork} began with its step {step}, and keeps its own copy" for fork in forks]
+            lines += [f"{link} was a link: its target stays" for link in removal.links]
+        output.notes(output.few(lines, verbose=verbose))
+        if len(deleted.removed) > 1:
+            output.note(f"{len(deleted.removed)} runs are {verb}: {formatting.size(deleted.bytes)} freed")
         if not deleted.removed and not deleted.problems:
             output.note("nothing to delete: their files are deleted already")
     return 1 if deleted.problems else 0
@@ -151,8 +155,9 @@ def clean_command(workspace: Workspace, older_than: int, dry_run: bool, yes: boo
 @options.command("tag 'cnn-*' good", looks=True)
 @click.argument("words", metavar="RUN... TAG", nargs=-1, required=True, shell_complete=options.complete_run_or_tag)
 @click.option("--remove", is_flag=True, help="Remove the tag.")
+@options.verbose_option
 @options.json_option
-def tag_command(workspace: Workspace, words: tuple[str, ...], remove: bool, as_json: bool) -> int:
+def tag_command(workspace: Workspace, words: tuple[str, ...], remove: bool, verbose: bool, as_json: bool) -> int:
     """Tag each RUN with TAG, a word such as 'good'.
 
     A RUN may be a sweep, or a pattern such as 'cnn-*'. With a RUN alone, its tags are printed.
@@ -167,7 +172,7 @@ def tag_command(workspace: Workspace, words: tuple[str, ...], remove: bool, as_j
     else:
         run_ids, _ = find(workspace, [tag], ask_slurm=False)
     if names and not as_json:
-        output.echo(f"{'removed' if remove else 'added'} tag {tag}: {', '.join(run_ids)}", err=True)
+        output.note(f"{'removed' if remove else 'added'} tag {tag}: {', '.join(output.few(run_ids, verbose=verbose))}")
         return 0
     if as_json:
         return _print_runs_json(workspace, run_ids)
@@ -208,8 +213,9 @@ def note_command(workspace: Workspace, run: str, words: tuple[str, ...], as_json
 @options.command("archive 'test-*'", looks=True)
 @options.runs_argument
 @click.option("--undo", is_flag=True, help="List them again.")
+@options.verbose_option
 @options.json_option
-def archive_command(workspace: Workspace, names: tuple[str, ...], undo: bool, as_json: bool) -> int:
+def archive_command(workspace: Workspace, names: tuple[str, ...], undo: bool, verbose: bool, as_json: bool) -> int:
     """Leave each RUN out of 'status' once it has ended, unless it is named or --all is given.
 
     A RUN may be a sweep, or a pattern such as 'cnn-*'. Nothing else changes; 'slurmtrain delete' frees space.
@@ -219,7 +225,7 @@ def archive_command(workspace: Workspace, names: tuple[str, ...], undo: bool, as
     run_ids = archive(workspace, names, undo=undo)
     if as_json:
         return _print_runs_json(workspace, run_ids)
-    output.note(f"{'listed again' if undo else 'archived'}: {', '.join(run_ids)}")
+    output.note(f"{'listed again' if undo else 'archived'}: {', '.join(output.few(run_ids, verbose=verbose))}")
     return 0
 
 

@@ -114,17 +114,19 @@ def wait_command(workspace: Workspace, names: tuple[str, ...], as_json: bool) ->
 @click.option("--all", "all_runs", is_flag=True, help="Cancel all runs that have not ended.")
 @click.option("--force", is_flag=True, help="Kill immediately, without letting the run save.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before cancelling several runs.")
+@options.verbose_option
 @options.json_option
 def cancel_command(
-    workspace: Workspace, names: tuple[str, ...], all_runs: bool, force: bool, yes: bool, as_json: bool
+    workspace: Workspace, names: tuple[str, ...], all_runs: bool, force: bool, yes: bool, verbose: bool, as_json: bool
 ) -> int:
     """Cancel each RUN: let it save and exit, and kill processes that do not exit.
 
-    A RUN may be a pattern such as 'cnn-*', for all runs of such names that have not ended. On a terminal you are asked
-    before several are cancelled by a pattern or --all. Works from any terminal of the machine; for Slurm jobs, from
-    any machine of the cluster.
+    A RUN may be a sweep, or a pattern such as 'cnn-*', for all of these runs that have not ended. On a terminal you
+    are asked before several are cancelled by one word or --all. Works from any terminal of the machine; for Slurm jobs,
+    from any machine of the cluster.
     """
     from slurmtrain.errors import UserError
+    from slurmtrain.model.query.comparison import count_states
     from slurmtrain.ops.cancel import cancel, find_runs
     from slurmtrain.ops.shared.find import namesakes
     from slurmtrain.ops.shared.observe import observe
@@ -149,21 +151,27 @@ def cancel_command(
     ended = cancel(workspace, run_ids, force=force)
     if as_json:
         output.print_json(_cancelled_json(workspace, ended))
-    for run_id, run in ended.items():
-        if run_id in over:
-            output.note(f"run {run_id} had ended already: {run.state}")
-        else:
-            output.note(
-                f"run {run_id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else "")
-            )
-    for line in describe_blocked(workspace, waiting):
-        output.echo(line, err=True)
+    # What goes on comes first: of very many runs, only the first are listed.
+    lines = [_describe_end(run, was_over=run_id in over) for run_id, run in ended.items() if not run.ended]
+    lines += [_describe_end(run, was_over=run_id in over) for run_id, run in ended.items() if run.ended]
+    output.notes(output.few(lines, verbose=verbose))
+    if len(ended) > 1:
+        output.note(f"{len(ended)} runs: {count_states([run.state for run in ended.values()])}")
+    output.notes(output.few(list(describe_blocked(workspace, waiting)), verbose=verbose))
     index = before.runs.index
-    for run_id in run_ids:
+    newest_of = {index[run_id].name: run_id for run_id in run_ids if run_id in index}
+    for name in names:
         # Who names a run may have forgotten that others of this name go on.
-        if run_id in index and index[run_id].name in names and (others := set(namesakes(index, run_id)) - set(run_ids)):
-            output.note(f"not cancelled, and also named {index[run_id].name}: {', '.join(sorted(others))}")
+        others = set(namesakes(index, newest_of[name])) - set(run_ids) if name in newest_of else ()
+        if others:
+            output.note(f"not cancelled, and also named {name}: {', '.join(output.few(sorted(others)))}")
     return 0 if all(run.ended for run in ended.values()) else 1
+
+
+def _describe_end(run: Run, *, was_over: bool) -> str:
+    if was_over:
+        return f"run {run.id} had ended already: {run.state}"
+    return f"run {run.id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else "")
 
 
 def _cancelled_json(workspace: Workspace, ended: Mapping[str, Run]) -> dict[str, Any]:

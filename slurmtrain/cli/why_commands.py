@@ -46,7 +46,7 @@ def explain_run(workspace: Workspace, name: str, attempt: int | None, *, as_json
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.why import explain
 
-    [run_id], observed = find(workspace, [name])
+    [run_id], observed = find(workspace, [name], prefer=("failed", "lost"))
     output.warn_about(observed)
     explanation = explain(workspace, observed.runs, run_id, attempt)
     if as_json:

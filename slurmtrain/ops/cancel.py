@@ -18,7 +18,7 @@ from slurmtrain.model.run.events.command_events import CancelRequested
 from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir, is_run_id
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.find import choose_all, of_sweep, refuse_others
+from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive, processes_of
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.shared_jobs import is_needed_by_others, leave_job
@@ -55,20 +55,20 @@ def find_runs(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Ob
 
     Args:
         workspace: where the runs are.
-        names: names and patterns that :func:`slurmtrain.ops.shared.find.choose_all` accepts.
+        names: names, sweeps and patterns, as :func:`slurmtrain.ops.shared.find.choose` takes them.
 
     Raises:
         RunNotFound: a name or pattern refers to no run, and is not an id; to a run of somebody else; or every run of a
             sweep has ended.
     """
     observed = observe(workspace, ask_slurm=False)
-    refuse_others(workspace, observed, names)
+    refuse_others(workspace, observed.runs, names)
     chosen: dict[str, None] = {}
     for name in names:
         try:
-            chosen |= dict.fromkeys(choose_all(observed.runs.index, [name], live=True))
+            chosen |= dict.fromkeys(choose_all(workspace, observed.runs, [name], live=True))
         except RunNotFound:
-            if not is_run_id(name) or of_sweep(observed.runs.index, name):
+            if not is_run_id(name) or any(row.sweep == name for row in observed.runs.named([name]).values()):
                 raise
             chosen[name] = None
     return list(chosen), observed

@@ -31,7 +31,7 @@ from slurmtrain.model.run.events.checkpoint_events import CheckpointPruned
 from slurmtrain.model.run.events.command_events import DeletionRequested, FilesDeleted
 from slurmtrain.model.run.layout import RunDir, outlives_deletion
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.find import choose_all, refuse_others
+from slurmtrain.ops.shared.find import choose_all
 from slurmtrain.ops.shared.observe import Observed, observe, observe_run
 from slurmtrain.ops.shared.run_details import find_forks
 from slurmtrain.ops.shared.trackers import Target, targets_of
@@ -81,7 +81,7 @@ def find_deletable(workspace: Workspace, names: Sequence[str], *, forget: bool) 
 
     Args:
         workspace: where they are.
-        names: names, sweeps and patterns, as :func:`~slurmtrain.ops.shared.find.choose_all` takes them.
+        names: names, sweeps and patterns, as :func:`~slurmtrain.ops.shared.find.choose` takes them.
         forget: nothing of them is to stay.
 
     Raises:
@@ -91,8 +91,7 @@ def find_deletable(workspace: Workspace, names: Sequence[str], *, forget: bool) 
         SlurmDown: nobody knows whether the job of a run that cannot be read still runs.
     """
     observed = observe(workspace)
-    refuse_others(workspace, observed, names)
-    run_ids = choose_all(observed.runs.index, names)
+    run_ids = choose_all(workspace, observed.runs, names)
     chosen = observed.runs.fetch(run_ids)
     for run_id, listed in chosen.items():
         _check_over(workspace, run_id, listed, forget=forget)

@@ -28,7 +28,7 @@ def add_tag(workspace: Workspace, names: Sequence[str], tag: str) -> list[str]:
 
     Args:
         workspace: where the runs are.
-        names: names, sweeps and patterns, as :func:`~slurmtrain.ops.shared.find.choose_all` takes them.
+        names: names, sweeps and patterns, as :func:`~slurmtrain.ops.shared.find.choose` takes them.
         tag: the tag.
 
     Raises:
@@ -50,7 +50,7 @@ def remove_tag(workspace: Workspace, names: Sequence[str], tag: str) -> list[str
 
     Args:
         workspace: where the runs are.
-        names: names, sweeps and patterns, as :func:`~slurmtrain.ops.shared.find.choose_all` takes them.
+        names: names, sweeps and patterns, as :func:`~slurmtrain.ops.shared.find.choose` takes them.
         tag: the tag.
 
     Raises:
@@ -80,7 +80,7 @@ def write_note(workspace: Workspace, name: str, text: str) -> str:
 
     Args:
         workspace: where the run is.
-        name: the run, as :func:`~slurmtrain.ops.shared.find.choose_run` takes it.
+        name: the run, as :func:`~slurmtrain.ops.shared.find.choose` takes it.
         text: the note; empty: none from now on.
 
     Raises:
@@ -100,7 +100,7 @@ def archive(workspace: Workspace, names: Sequence[str], *, undo: bool = False) -
 
     Args:
         workspace: where the runs are.
-        names: names, sweeps and patterns, as :func:`~slurmtrain.ops.shared.find.choose_all` takes them.
+        names: names, sweeps and patterns, as :func:`~slurmtrain.ops.shared.find.choose` takes them.
         undo: list them again.
 
     Raises:

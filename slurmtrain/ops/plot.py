@@ -18,7 +18,7 @@ from slurmtrain.model.metrics.curves import Curve, MeanCurve, Points, mean_curve
 from slurmtrain.model.query.fields import differing, iso, repetition_key, write_settings
 from slurmtrain.model.query.measures import check_field
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.find import choose_run, find_all
+from slurmtrain.ops.shared.find import choose_all, find_all
 from slurmtrain.ops.shared.next_attempts import current_plan
 from slurmtrain.ops.shared.observe import Observed, check_readable
 from slurmtrain.ops.shared.views import SCHEMA
@@ -75,7 +75,7 @@ def find_subject(workspace: Workspace, words: Sequence[str], metrics: Sequence[s
     if last is not None and last not in names:
         with contextlib.suppress(RunNotFound):
             # Two runs without a metric: theirs are listed.
-            ids, last = list(dict.fromkeys([*ids, choose_run(observed.runs.index, last)])), None
+            ids, last = list(dict.fromkeys([*ids, *choose_all(workspace, observed.runs, [last])])), None
             names = _metric_names(workspace, ids)
     loaded = workspace.store.load_all(ids)
     runs = [loaded[run_id] for run_id in ids]

@@ -35,7 +35,7 @@ from slurmtrain.model.run.job_state import is_final
 from slurmtrain.model.run.layout import RunDir, checkpoint_step
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.find import choose_all, find, refuse_others
+from slurmtrain.ops.shared.find import choose_all, find
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.next_attempts import (
     HeldRun,
@@ -90,7 +90,7 @@ def resume(
 
     Raises:
         RunBusy: the run is active.
-        NoCheckpoint: there is none to continue from.
+        NoCheckpoint: what it has cannot be continued from; without any, it begins again, as a note says.
         NotAvailable: with ``step``, its script writes its checkpoints itself.
         UserError: an override is wrong, or a secret's value is missing.
         LaunchError, RequestRefused: as :func:`slurmtrain.ops.shared.start.start`.
@@ -112,10 +112,10 @@ def resume(
         _check_resumable(workspace, run, step, changes=bool(overrides) or from_start)
         attempt = _next_attempt(workspace, held, run, overrides, time.monotonic() + _EXIT_S)
         attempt = replace(attempt, from_start=from_start)
-        _check_next(workspace, run, attempt, locks)
-        notes: list[str] = []
+        notes = [f"run {run_id} has no checkpoint: it begins again"] * _check_next(workspace, run, attempt, locks)
         if code_of_now:
-            newer, notes = with_code_of_now(workspace, directory, attempt.plan)
+            newer, more = with_code_of_now(workspace, directory, attempt.plan)
+            notes += more
             attempt = replace(attempt, plan=newer)
         # After everything that can be checked first: a refused resume must leave the checkpoints where they are.
         if from_start or step is not None:
@@ -187,8 +187,11 @@ def _next_attempt(
     return next_attempt(workspace, held, run, planned)
 
 
-def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: contextlib.ExitStack) -> None:
-    """Check that an attempt can start; ``locks`` gets the lock of its name. Raises as :func:`resume`."""
+def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: contextlib.ExitStack) -> bool:
+    """Check that an attempt can start, and whether it begins again for want of a checkpoint.
+
+    ``locks`` gets the lock of its name. Raises as :func:`resume`.
+    """
     directory, plan = attempt.run, attempt.plan
     if problem := upstream_problem(workspace, directory):
         raise UserError(f"{problem}; 'slurmtrain resume' that run first, then this one")
@@ -196,12 +199,11 @@ def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: cont
     # A run that still waited for others has not begun, whatever ended it.
     has_begun = directory.upstream_facts.exists() or not directory.upstreams.exists()
     trained = has_begun and any(attempt.cause not in (EARLY, UPSTREAM) for attempt in run.attempts)
-    if not attempt.from_start and trained:
-        check_checkpoint(directory, run, plan)
+    begins_again = not attempt.from_start and trained and is_without_checkpoint(directory, run, plan)
     check_executor(workspace, run.executor, [plan])
     check_trackers([plan])
     if not attempt.from_start or plan.spec.checkpoint.format != OWN:
-        return
+        return begins_again
     from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints
 
     # Checkpoints in the run's own directory are put aside.
@@ -211,6 +213,7 @@ def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: cont
             f"the script of run {run.id} finds its checkpoints itself ('checkpoint.format: own') and would continue "
             f"from {outside}; move what matches {plan.spec.checkpoint.glob!r} away, then start over"
         )
+    return begins_again
 
 
 def _dependents_to_resume(workspace: Workspace, run_ids: Collection[str]) -> list[str]:
@@ -221,13 +224,17 @@ def _dependents_to_resume(workspace: Workspace, run_ids: Collection[str]) -> lis
     return [*notes[:_NAMED], f"and {len(notes) - _NAMED} more"] if len(notes) > _NAMED else notes
 
 
-def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
-    """Raise NoCheckpoint if a run has none to continue from.
+def is_without_checkpoint(directory: RunDir, run: Run, plan: Plan) -> bool:
+    """Whether a run that has not completed has no checkpoint, so that its next attempt begins again.
 
     Args:
         directory: the run's directory.
         run: the run's state.
         plan: the plan of its next attempt.
+
+    Raises:
+        NoCheckpoint: there is nothing that a completed run could go on from, or only what is damaged or incomplete,
+            which nobody gives up unasked.
     """
     again = f"'slurmtrain resume --from-start {run.id}' begins again, 'slurmtrain submit' starts a new run"
     pattern = plan.spec.checkpoint.glob
@@ -235,22 +242,29 @@ def check_checkpoint(directory: RunDir, run: Run, plan: Plan) -> None:
         from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints
 
         matches = find_checkpoints(Search.from_plan(plan, directory, last_fresh_start(run)))
-        if not any(each.complete for each in matches) and not any(directory.start.glob("*")):
+        if any(each.complete for each in matches) or any(directory.start.glob("*")):
+            return False
+        if matches or run.state == "completed":
             newest = f" (of {matches[0].path.name}, {matches[0].problem})" if matches else ""
             raise NoCheckpoint(f"run {run.id} has no complete checkpoint that matches {pattern!r}{newest}; {again}")
-        return
-    from slurmtrain.runtime.checkpoint.checkpoint_files import newest_published, start_point, sweep
+        return True
+    from slurmtrain.runtime.checkpoint.checkpoint_files import damaged, newest_published, start_point, sweep
 
     # A complete one counts even if its publisher was killed before the rename: the sweep renames it.
     sweep(directory.checkpoints, attempt="")
-    if newest_published(directory.checkpoints) is None and start_point(directory) is None:
-        raise NoCheckpoint(f"run {run.id} has no checkpoint to continue from; {again}")
+    if newest_published(directory.checkpoints) is not None or start_point(directory) is not None:
+        return False
+    bad = damaged(directory.checkpoints)
+    if bad or run.state == "completed":
+        why = f", {len(bad)} damaged" if bad else ""
+        raise NoCheckpoint(f"run {run.id} has no checkpoint to continue from{why}; {again}")
+    return True
 
 
 def _put_aside(workspace: Workspace, directory: RunDir, run: Run, step: int | None) -> None:
     """Move checkpoints aside that the next attempt must not find: what is later than a ``step``; None: all.
 
-    Call it once no process of the run is left, and :func:`check_checkpoint` has published what was complete: a
+    Call it once no process of the run is left, and :func:`is_without_checkpoint` has published what was complete: a
     checkpoint whose publisher was killed before the rename is a later one, too.
     """
     from slurmtrain.runtime.checkpoint.checkpoint_files import published, relative_path
@@ -307,8 +321,7 @@ def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool =
         RunBusy: none of the runs has failed.
     """
     observed = observe(workspace)
-    refuse_others(workspace, observed, names)
-    runs = observed.runs.fetch(choose_all(observed.runs.index, names))
+    runs = observed.runs.fetch(choose_all(workspace, observed.runs, names))
     states = (*_FAILED, "cancelled") if cancelled else _FAILED
     ended = [run_id for run_id, listed in runs.items() if cancelled and listed.state == "cancelled"]
     cancels_of = workspace.store.events_of(ended, CancelRequested) if ended else {}
@@ -392,11 +405,9 @@ class _Restarts:
             try:
                 attempt = _next_attempt(workspace, each, run, overrides, deadline)
                 claim_name(workspace, attempt.plan.spec, run.id, locks, names)
-                try:
-                    check_checkpoint(each.directory, run, attempt.plan)
-                except NoCheckpoint:
+                if is_without_checkpoint(each.directory, run, attempt.plan):
                     fresh.append(run.id)
-            except (PathError, RunBusy, NotAvailable) as error:
+            except (NoCheckpoint, PathError, RunBusy, NotAvailable) as error:
                 self._add_problem([run.id], error)
                 continue
             attempts.append(attempt)

@@ -86,14 +86,11 @@ def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Pag
 def runs_to_show(workspace: Workspace, observed: Observed, name: str | None) -> Sequence[str]:
     """The runs of the ``workspace``, as ``observed``, that a ``name`` refers to, oldest first; None: all.
 
-    Unlike elsewhere, it means all runs of that name. Raises RunNotFound.
+    Raises RunNotFound.
     """
-    index = observed.runs.index
-    if not index:
+    if not len(observed.runs):
         raise RunNotFound(f"there are no runs in {workspace.root.path}; 'slurmtrain submit' starts one")
-    if name is None or name in index:
-        return sorted(index) if name is None else [name]
-    return sorted(run_id for run_id, row in index.items() if row.name == name) or sorted(choose_all(index, [name]))
+    return sorted(observed.runs.index) if name is None else choose_all(workspace, observed.runs, [name])
 
 
 @contextlib.contextmanager

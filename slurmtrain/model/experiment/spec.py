@@ -81,8 +81,8 @@ class Spec:
     """Which code the run executes, also after a requeue."""
     after: Annotated[tuple[str, ...], DEPENDENCIES] = ()
     """Runs that must have completed before this one starts, by name or id; also the id of a sweep, for all of its runs.
-    A name means the spec of that name in the same `submit`, else the newest run of that name. `afterany:NAME`: they
-    must have ended, however. See [chains.md](../chains.md)."""
+    A name means the spec of that name in the same `submit`, else the newest submission of that name. `afterany:NAME`:
+    they must have ended, however. See [chains.md](../chains.md)."""
     params: Params = field(default_factory=dict)
     """Parameters of the script, which sweeps vary and MLflow logs."""
     seed: Annotated[int, kinds.whole_number(0, _LARGEST_SEED)] | None = None

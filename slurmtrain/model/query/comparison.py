@@ -12,6 +12,7 @@ from slurmtrain.model.query.fields import differing, flattened, identity
 from slurmtrain.model.query.measures import is_larger_better
 
 _SEEDS = ("seed", "random_state")
+_UNFINISHED = ("failed", "lost", "cancelled", "unreadable")
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +87,19 @@ def is_seed(name: str) -> bool:
     return name.startswith("params.") and (last in _SEEDS or last.endswith("_seed"))
 
 
-def compare_runs(runs: Sequence[Compared], metric: str | None, *, larger: bool, over: Sequence[str] = ()) -> SideBySide:
+def is_unfinished(state: str) -> bool:
+    """Whether a run in this ``state`` ended before it was done, so that its metrics are those of a part of it."""
+    return state in _UNFINISHED
+
+
+def compare_runs(
+    runs: Sequence[Compared],
+    metric: str | None,
+    *,
+    larger: bool,
+    over: Sequence[str] = (),
+    any_state: bool = False,
+) -> SideBySide:
     """Compare runs.
 
     Args:
@@ -94,6 +107,7 @@ def compare_runs(runs: Sequence[Compared], metric: str | None, *, larger: bool, 
         metric: The metric to sort the runs by: by the mean of the newest values over seeds; None: they stay in order.
         larger: Whether larger values of it are better.
         over: The settings that may differ between runs of a group; empty: seeds.
+        any_state: Runs that ended before they were done do not come after the others.
     """
     differs = differing([run.settings for run in runs])
     over = [name for name in differs if (name in over if over else is_seed(name))]
@@ -101,17 +115,16 @@ def compare_runs(runs: Sequence[Compared], metric: str | None, *, larger: bool, 
     if metric is None:
         return SideBySide(differs, [SeedGroup(group) for group in groups], over)
 
-    def order(value: float | None) -> tuple[bool, float]:
-        return (value is None, 0.0 if value is None else -value if larger else value)
-
-    def mean(group: SeedGroup) -> float | None:
+    def order(group: SeedGroup) -> tuple[bool, bool, float]:
         spread = group.spread(metric)
-        return None if spread is None else spread.mean
+        # A value that is not a number compares as neither, and would upset the order of the others.
+        if spread is None or not math.isfinite(spread.mean):
+            return True, False, 0.0
+        last = not any_state and all(is_unfinished(run.state) for run in group.runs)
+        return False, last, -spread.mean if larger else spread.mean
 
-    sorted_groups = [
-        SeedGroup(sorted(group, key=lambda run: order(run.scores.get(metric, Score()).last))) for group in groups
-    ]
-    return SideBySide(differs, sorted(sorted_groups, key=lambda group: order(mean(group))), over)
+    sorted_groups = [SeedGroup(sorted(group, key=lambda run: order(SeedGroup([run])))) for group in groups]
+    return SideBySide(differs, sorted(sorted_groups, key=order), over)
 
 
 def _groups(runs: Sequence[Compared], names: Sequence[str]) -> list[list[Compared]]:

@@ -7,7 +7,15 @@ from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError, QueryError, UserError
-from slurmtrain.model.query.comparison import Compared, Score, SideBySide, Spread, compare_runs, spread_of
+from slurmtrain.model.query.comparison import (
+    Compared,
+    Score,
+    SideBySide,
+    Spread,
+    compare_runs,
+    is_unfinished,
+    spread_of,
+)
 from slurmtrain.model.query.fields import (
     SortKey,
     differing,
@@ -26,7 +34,7 @@ from slurmtrain.model.query.measures import (
     is_larger_better,
     read_measure,
 )
-from slurmtrain.ops.query.select import Question, attach_measures, fields_of, select_runs
+from slurmtrain.ops.query.select import Question, asks_for_states, attach_measures, fields_of, select_runs
 from slurmtrain.ops.shared.run_details import findings_json
 from slurmtrain.ops.shared.views import SCHEMA, RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
@@ -121,7 +129,8 @@ def put_side_by_side(
     """
     records = select_runs(workspace, runs, question).runs
     if len(records) < 2:
-        raise UserError(f"a comparison takes at least two runs, and these are {len(records)}")
+        found = f"this is {records[0]['id']} alone" if records else "no run meets the conditions"
+        raise UserError(f"a comparison takes at least two runs, and {found}")
     names = names_in(record["metrics"] for record in records)
     telling = [name for name in names if is_larger_better(name) is not None] or names
     chosen = [name.removeprefix(_METRICS) for name in metrics] or telling[:_MOST_METRICS]
@@ -152,7 +161,8 @@ def put_side_by_side(
         settings = _settings(workspace, record, run, notes)
         compared.append(Compared(run.id, record["name"], record["state"], settings, scores))
     by_metric = criterion.name.removeprefix(_METRICS) if criterion else None
-    comparison = compare_runs(compared, by_metric, larger=bool(criterion and criterion.larger), over=question.over)
+    larger, any_state = bool(criterion and criterion.larger), asks_for_states(question)
+    comparison = compare_runs(compared, by_metric, larger=larger, over=question.over, any_state=any_state)
     ranged = [name for name in chosen if fields[name] != name]
     return Answer(comparison, criterion, chosen, ranged, notes)
 
@@ -256,6 +266,8 @@ class RankedGroup:
 def rank(workspace: Workspace, runs: ListedRuns, question: Question, by: str | None, larger: bool | None) -> Ranking:
     """Rank the runs that a question is about; of equal ones the older comes first.
 
+    Runs that ended before they were done come last, unless a condition asks for states.
+
     Args:
         workspace: Where the runs are.
         runs: All of them, as observed.
@@ -276,15 +288,19 @@ def rank(workspace: Workspace, runs: ListedRuns, question: Question, by: str | N
         fields_of(workspace, records, [by])
     criterion = choose_criterion(by, larger, records)
     ranked = [record for record in records if number_of(value_of(record, criterion.name)) is not None]
-    ranking = _ranking(criterion, ranked, len(records) - len(ranked))
-    groups = _ranked_groups(ranking.runs, ranking.params, criterion, question.over) if question.over else ()
-    return replace(ranking, groups=groups)
+    any_state = asks_for_states(question)
+    ranking = _ranking(criterion, ranked, len(records) - len(ranked), any_state=any_state)
+    return replace(ranking, groups=_ranked_groups(ranking, question.over, any_state=any_state))
 
 
-def _ranking(criterion: Criterion, ranked: Sequence[Mapping[str, Any]], without: int) -> Ranking:
+def _ranking(
+    criterion: Criterion, ranked: Sequence[Mapping[str, Any]], without: int, *, any_state: bool = False
+) -> Ranking:
+    ordered = in_order(ranked, [SortKey(criterion.name, descending=criterion.larger)])
     return Ranking(
         criterion=criterion,
-        runs=in_order(ranked, [SortKey(criterion.name, descending=criterion.larger)]),
+        # Sorting is stable: of those that ended before they were done, which come last, the best comes first.
+        runs=sorted(ordered, key=lambda run: not any_state and is_unfinished(run["state"])),
         params=differing([record["params"] for record in ranked]),
         without=without,
     )
@@ -295,7 +311,7 @@ def _rank_by_database(
 ) -> Ranking | None:
     """The best of thousands of runs by a metric, if nothing else is asked; None: all must be read."""
     # This is 'best --by METRIC' without names and conditions; all else needs the fields of each run.
-    if by is None or question != Question(namesakes=True, for_programs=True) or len(runs) <= _RANKED:
+    if by is None or question != Question(for_programs=True) or len(runs) <= _RANKED:
         return None
     examples = [RunRecord(workspace, listed) for listed in runs.fetch(runs.worth_listing(_EXAMPLES)).values()]
     fields_of(workspace, examples, [by])
@@ -313,21 +329,21 @@ def _rank_by_database(
     return _ranking(criterion, records, without)
 
 
-def _ranked_groups(
-    ordered: Sequence[Mapping[str, Any]], params: Sequence[str], criterion: Criterion, over: Sequence[str]
-) -> list[RankedGroup]:
+def _ranked_groups(ranking: Ranking, over: Sequence[str], *, any_state: bool) -> list[RankedGroup]:
     """The runs that are equal but for some parameters, together.
 
     Args:
-        ordered: The runs, the best first.
-        params: The names of the parameters that differ.
-        criterion: The criterion that they are ranked by.
-        over: The parameters that may differ, with ``params.``.
+        ranking: All runs.
+        over: The parameters that may differ, with ``params.``; empty: there are no groups.
+        any_state: As in :func:`_ranking`.
     """
+    if not over:
+        return []
+    criterion = ranking.criterion
     repeated = {name.removeprefix("params.") for name in over}
-    shared = [name for name in params if name not in repeated]
+    shared = [name for name in ranking.params if name not in repeated]
     groups: dict[tuple[Any, ...], list[Mapping[str, Any]]] = {}
-    for run in ordered:
+    for run in ranking.runs:
         groups.setdefault((run["name"], *repetition_key(run["params"], shared)), []).append(run)
     ranked = []
     for of_group in groups.values():
@@ -336,4 +352,9 @@ def _ranked_groups(
         assert spread is not None
         params_of_all = {name: value for name, value in flattened(of_group[0]["params"]) if name not in repeated}
         ranked.append(RankedGroup(of_group, spread, params_of_all))
-    return sorted(ranked, key=lambda group: group.spread.mean, reverse=criterion.larger)
+
+    def order(group: RankedGroup) -> tuple[bool, float]:
+        last = not any_state and all(is_unfinished(run["state"]) for run in group.runs)
+        return last, -group.spread.mean if criterion.larger else group.spread.mean
+
+    return sorted(ranked, key=order)

@@ -20,7 +20,7 @@ from slurmtrain.model.run.events.rank_events import RankMeasured
 from slurmtrain.model.run.layout import ATTEMPTS, AttemptDir, RunDir, node_of
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.query.select import Question, select_runs
-from slurmtrain.ops.shared.find import choose_listed
+from slurmtrain.ops.shared.find import choose_one
 from slurmtrain.ops.shared.observe import ListedRuns
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
@@ -179,7 +179,7 @@ def compare_performance_of(
     ids = [str(record["id"]) for record in select_runs(workspace, runs, question).runs]
     if not ids:
         raise UserError("there is no run to compare")
-    base_id = None if baseline is None else choose_listed(runs, baseline)
+    base_id = None if baseline is None else choose_one(workspace, runs, baseline)
     notes: list[str] = []
     chosen = dict.fromkeys([*ids, *([] if base_id is None else [base_id])])
     loaded = workspace.store.load_all(list(chosen))

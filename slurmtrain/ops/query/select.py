@@ -35,7 +35,7 @@ class Question:
     names: Sequence[str] = ()
     """Names, patterns and sweeps; empty: all runs."""
     namesakes: bool = False
-    """A name means all runs of that name, not the newest."""
+    """The name of a run that was submitted alone means all runs of that name."""
     where: Sequence[str] = ()
     """Conditions, which all must hold."""
     states: Sequence[str] = ()
@@ -114,7 +114,7 @@ def select_runs(workspace: Workspace, runs: ListedRuns, question: Question) -> S
     """
     conditions = list(_conditions(question, time.time()))
     keys = () if question.sort is None else read_sort(question.sort)
-    ids = _candidates(runs, question, conditions)
+    ids = _candidates(workspace, runs, question, conditions)
     records: list[Mapping[str, Any]] = [RunRecord(workspace, listed) for listed in runs.fetch(ids).values()]
     notes: Sequence[str] = ()
     if question.all_runs and not question.names and workspace.config.shared_root is not None:
@@ -209,13 +209,13 @@ def _comparisons(conditions: Iterable[_Stated]) -> Iterator[Any]:
     return (comparison for text, condition in conditions if text for comparison in condition.comparisons())
 
 
-def _candidates(runs: ListedRuns, question: Question, conditions: Sequence[_Stated]) -> list[str]:
+def _candidates(workspace: Workspace, runs: ListedRuns, question: Question, conditions: Sequence[_Stated]) -> list[str]:
     """The ids of the runs that may be the answer, oldest first unless they are named. Raises RunNotFound."""
     archived_too = question.all_runs or any(each.name == "archived" for each in _comparisons(conditions))
     if question.names:
-        from slurmtrain.ops.shared.find import choose_all_listed
+        from slurmtrain.ops.shared.find import choose_all
 
-        groups = [choose_all_listed(runs, name, namesakes=question.namesakes) for name in question.names]
+        groups = [choose_all(workspace, runs, [name], widely=question.namesakes) for name in question.names]
         if not archived_too:
             rows = runs.index_of([run_id for ids in groups for run_id in ids])
             # A name that means archived runs only means them all the same.
@@ -283,6 +283,13 @@ def _check(
 
 
 # --- measures of curves -----------------------------------------------------------------------------------------------
+
+
+def asks_for_states(question: Question) -> bool:
+    """Whether a condition of the ``question`` says which states runs may have."""
+    conditions = _conditions(question, time.time())
+    return any(each.name == "state" for _, condition in conditions for each in condition.comparisons())
+
 
 _METRICS = "metrics."
 # How many runs are looked up at once whose curves may be needed.

@@ -1,9 +1,9 @@
-"""Finding the run that a user names."""
+"""Finding the runs that a user names: one rule for all commands, which :func:`choose` decides."""
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Mapping, Sequence
+import shlex
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -12,6 +12,7 @@ from slurmtrain.model.experiment.kinds import suggestion
 from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.ops.shared.observe import ListedRuns, Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.locks import print_notice
 
 if TYPE_CHECKING:
     from slurmtrain.registry.queries import IndexRow
@@ -25,53 +26,81 @@ _WILDCARDS = set("*?[")
 _SHOWN = 5
 
 
-def choose_run(runs: Runs, name: str) -> str:
-    """The id of the run that ``name`` refers to: id, name, unique prefix of an id, or @last.
+def choose(runs: Runs, name: str, *, live: bool = False) -> list[str]:
+    """The ids of the runs that a word refers to, oldest first.
 
-    Of several runs of that name the newest that has not ended is meant or, if all have ended, the newest.
+    It is an id, ``@last``, a name, the id of a sweep, a pattern for names and ids, or the beginning of an id. A name
+    means its newest submission: one run or, of a sweep, all its runs of that name.
 
-    Raises RunNotFound if it matches no run, is a prefix of several ids, or the id of a sweep.
+    Args:
+        runs: All runs by id, oldest first, or at least those that the word may refer to.
+        name: The word.
+        live: Of several runs, only those that have not ended.
+
+    Raises:
+        RunNotFound: It matches no run, is the beginning of several ids, or all of several runs have ended.
     """
     if not runs:
         raise RunNotFound(f"there is no run {name!r}: there are no runs here; 'slurmtrain submit' starts one")
+    if is_pattern(name):
+        chosen = [each for each in runs if fnmatchcase(runs[each].name, name) or fnmatchcase(each, name.lower())]
+        open_only = " that has not ended" if live else ""
+        return _only(
+            runs, chosen, live=live, none=f"no run{open_only} matches {name!r}; slurmtrain status --all lists them"
+        )
     if name == LAST:
         # Ids begin with their time of creation, and sort by it.
-        return max(runs)
+        return [max(runs)]
     if name in runs:
-        return name
-    named = [run_id for run_id, listed in runs.items() if listed.name == name]
-    if named:
-        return max(namesakes(runs, named[0]) or named)
-    swept = of_sweep(runs, name)
-    if swept:
-        raise RunNotFound(f"{name!r} is a sweep of {len(swept)} runs: {_few_names(runs, swept)}; name the run")
+        return [name]
+    chosen = _newest_submission(runs, name) or [each for each in runs if name and runs[each].sweep == name]
+    if len(chosen) > 1:
+        return _only(runs, chosen, live=live, none=f"all {_describe(runs, name, chosen)} have ended")
+    return chosen or _begun(runs, name)
+
+
+def _newest_submission(runs: Runs, name: str) -> list[str]:
+    named = [run_id for run_id in runs if runs[run_id].name == name]
+    if not named:
+        return []
+    sweep = runs[max(named)].sweep
+    return [run_id for run_id in named if runs[run_id].sweep == sweep] if sweep else [max(named)]
+
+
+def _begun(runs: Runs, name: str) -> list[str]:
+    """The run whose id begins so. Raises RunNotFound if there is none, or if there are several."""
     # Ids have no capital letters.
-    begun = sorted(run_id for run_id in runs if name and run_id.startswith(name.lower()))
-    if len(begun) == 1:
-        return begun[0]
-    if begun:
-        raise RunNotFound(
-            f"{name!r} is a prefix of {len(begun)} run ids: {_few_names(runs, begun)}; type more characters"
-        )
-    near = suggestion(name, [*runs, *(listed.name for listed in runs.values())])
-    raise RunNotFound(f"there is no run {name!r}{near or '; slurmtrain status lists them'}")
+    begun = [run_id for run_id in runs if name and run_id.startswith(name.lower())]
+    if len(begun) > 1:
+        shown = ", ".join(f"{run_id} ({runs[run_id].name})" for run_id in begun[-_SHOWN:])
+        more = f" and {len(begun) - _SHOWN} more" if len(begun) > _SHOWN else ""
+        raise RunNotFound(f"{name!r} is a prefix of {len(begun)} run ids: {shown}{more}; type more characters")
+    if not begun:
+        near = suggestion(name, [*runs, *(row.name for row in runs.values())])
+        raise RunNotFound(f"there is no run {name!r}{near or '; slurmtrain status lists them'}")
+    return begun
 
 
-def of_sweep(runs: Runs, sweep: str) -> list[str]:
-    """The runs of a sweep by its id, oldest first; empty if there is no such sweep."""
-    return [run_id for run_id, listed in runs.items() if sweep and listed.sweep == sweep]
+def _only(runs: Runs, chosen: Sequence[str], *, live: bool, none: str) -> list[str]:
+    """The chosen runs, or those that are ``live``. Raises RunNotFound, with ``none``, if there are none."""
+    ids = [run_id for run_id in chosen if not (live and runs[run_id].ended)]
+    if not ids:
+        # Who names a sweep may mean another run of that name, which goes on.
+        others = namesakes(runs, chosen[-1]) if chosen and live else []
+        raise RunNotFound(none + (f"; also called so, and not ended: {', '.join(others[:_SHOWN])}" if others else ""))
+    return ids
 
 
-def _few_names(runs: Runs, run_ids: Sequence[str]) -> str:
-    """The newest of these runs, and how many more there are."""
-    shown = ", ".join(f"{run_id} ({runs[run_id].name})" for run_id in run_ids[-_SHOWN:])
-    return shown + (f" and {len(run_ids) - _SHOWN} more" if len(run_ids) > _SHOWN else "")
+def _describe(runs: Runs, name: str, chosen: Sequence[str]) -> str:
+    sweeps = {runs[run_id].sweep for run_id in chosen}
+    one = sweeps.pop() if len(sweeps) == 1 else None
+    return f"{len(chosen)} runs of sweep {one}" if one else f"{len(chosen)} runs of {name}"
 
 
 def namesakes(runs: Runs, run_id: str) -> list[str]:
     """Runs with the name of this one that have not ended, itself included, oldest first."""
     name = runs[run_id].name
-    return [other for other, listed in runs.items() if listed.name == name and not listed.ended]
+    return [other for other, row in runs.items() if row.name == name and not row.ended]
 
 
 def is_pattern(name: str) -> bool:
@@ -79,115 +108,113 @@ def is_pattern(name: str) -> bool:
     return bool(_WILDCARDS & set(name))
 
 
-def choose_all(runs: Runs, names: Sequence[str], *, live: bool = False, namesakes: bool = False) -> list[str]:
-    """The ids of the runs that names, sweeps and patterns refer to, without duplicates.
+def choose_all(
+    workspace: Workspace, runs: ListedRuns, names: Sequence[str], *, live: bool = False, widely: bool = False
+) -> list[str]:
+    """The ids of all runs that names refer to, as :func:`choose` says, without duplicates.
 
     Args:
-        runs: All runs by id.
-        names: Names that :func:`choose_run` accepts; ids of sweeps, for all their runs; and patterns, for all runs
-            whose name or id they match.
-        live: Sweeps and patterns refer only to runs that have not ended.
-        namesakes: The name of a run refers to all runs of that name.
+        workspace: Where the runs are.
+        runs: All runs, as observed; they are read only for a pattern, or if a name refers to none.
+        names: The names.
+        live: Of several runs that a name refers to, only those that have not ended.
+        widely: The name of a run that was submitted alone means all runs of that name, as a notice says.
 
     Raises:
-        RunNotFound: A name, sweep or pattern refers to no run.
+        RunNotFound: A name refers to no run, or to one of somebody else.
     """
     ids: dict[str, None] = {}
     for name in names:
-        swept = [] if name in runs else of_sweep(runs, name)
-        if namesakes and (of_name := [run_id for run_id, listed in runs.items() if listed.name == name]):
-            ids |= dict.fromkeys(of_name)
-            continue
-        if is_pattern(name):
-            matching = [
-                run_id
-                for run_id, listed in runs.items()
-                if fnmatchcase(listed.name, name) or fnmatchcase(run_id, name.lower())
-            ]
-            open_only = " that has not ended" if live else ""
-            none = f"no run{open_only} matches {name!r}; slurmtrain status --all lists them"
-        elif swept:
-            matching, none = swept, f"all {len(swept)} runs of sweep {name} have ended"
-        else:
-            ids[choose_run(runs, name)] = None
-            continue
-        chosen = [run_id for run_id in matching if not (live and runs[run_id].ended)]
-        if not chosen:
-            raise RunNotFound(none)
+        rows, chosen = _choose_listed(workspace, runs, name, live=live)
+        if widely and len(chosen) == 1 and rows[chosen[0]].name == name:
+            chosen = [run_id for run_id, row in rows.items() if row.name == name]
+            if len(chosen) > 1:
+                print_notice(f"{name}: the newest was submitted alone; these are all {len(chosen)} runs of this name")
         ids |= dict.fromkeys(chosen)
     return list(ids)
 
 
-def find(workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True) -> tuple[list[str], Observed]:
-    """The ids that the names refer to, and the current state of all runs.
+def choose_one(workspace: Workspace, runs: ListedRuns, name: str, *, prefer: Collection[str] = ("running",)) -> str:
+    """The id of the run that a command for one run takes; of several, a notice says which.
 
     Args:
         workspace: Where the runs are.
-        names: Names that :func:`choose_run` accepts.
-        ask_slurm: Ask Slurm, if it may know more about any run.
+        runs: All runs, as observed.
+        name: What :func:`choose` takes.
+        prefer: Of several, the newest in one of these states; else the newest that has not ended, or has.
 
     Raises:
-        RunNotFound: As :func:`choose_run`.
+        RunNotFound: As :func:`choose_all`.
     """
-    observed = observe(workspace, ask_slurm=ask_slurm)
-    refuse_others(workspace, observed, names)
-    return [choose_listed(observed.runs, name) for name in names], observed
+    rows, chosen = _choose_listed(workspace, runs, name)
+    taken = max(chosen, key=lambda each: (rows[each].state in prefer, not rows[each].ended, each))
+    if len(chosen) > 1:
+        print_notice(
+            f"{name}: {_describe(rows, name, chosen)}, and this takes one of them: {taken} ({rows[taken].state}); "
+            f'"slurmtrain status {shlex.quote(name)}" lists the others'
+        )
+    return taken
 
 
-def choose_listed(runs: ListedRuns, name: str) -> str:
-    """As :func:`choose_run`, but reads all runs only if it finds none. Raises RunNotFound."""
+def _choose_listed(
+    workspace: Workspace, runs: ListedRuns, name: str, *, live: bool = False
+) -> tuple[Mapping[str, IndexRow], list[str]]:
+    """As :func:`choose`, with the rows that it chose from: all of them only for a pattern, or if there is no run."""
+    rows = runs.index if is_pattern(name) else runs.named([name])
     try:
-        return choose_run(runs.named([name]), name)
+        return rows, choose(rows, name, live=live)
     except RunNotFound:
+        refuse_others(workspace, runs, [name])
         # For the message alone, which suggests similar names of all runs.
-        return choose_run(runs.index, name)
+        return runs.index, choose(runs.index, name, live=live)
 
 
-def choose_all_listed(runs: ListedRuns, name: str, *, namesakes: bool = False) -> list[str]:
-    """As :func:`choose_all` for one name, but reads all runs only for a pattern, or if it finds none.
+def find(
+    workspace: Workspace, names: Sequence[str], *, ask_slurm: bool = True, prefer: Collection[str] = ("running",)
+) -> tuple[list[str], Observed]:
+    """One run for each name, as :func:`choose_one` says, and the current state of all runs.
 
     Args:
-        runs: All runs.
-        name: A name, sweep or pattern.
-        namesakes: The name of a run refers to all runs of that name.
+        workspace: Where the runs are.
+        names: What :func:`choose` takes.
+        ask_slurm: Ask Slurm, if it may know more about any run.
+        prefer: As :func:`choose_one`.
 
     Raises:
-        RunNotFound: It refers to no run.
+        RunNotFound: As :func:`choose_all`.
     """
-    if not is_pattern(name):
-        with contextlib.suppress(RunNotFound):
-            return choose_all(runs.named([name]), [name], namesakes=namesakes)
-    return choose_all(runs.index, [name], namesakes=namesakes)
+    observed = observe(workspace, ask_slurm=ask_slurm)
+    return [choose_one(workspace, observed.runs, name, prefer=prefer) for name in names], observed
 
 
 def find_all(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Observed]:
-    """The ids that names and patterns refer to, and the state of all runs by their journals.
+    """All runs that names refer to, as :func:`choose_all` says, and the state of all runs by their journals.
 
     Args:
         workspace: Where the runs are.
-        names: Names and patterns that :func:`choose_all` accepts.
+        names: What :func:`choose` takes.
 
     Raises:
         RunNotFound: As :func:`choose_all`.
     """
     observed = observe(workspace, ask_slurm=False)
-    refuse_others(workspace, observed, names)
-    return choose_all(observed.runs.index, names), observed
+    return choose_all(workspace, observed.runs, names), observed
 
 
-def refuse_others(workspace: Workspace, observed: Observed, names: Sequence[str]) -> None:
+def refuse_others(workspace: Workspace, runs: ListedRuns, names: Sequence[str]) -> None:
     """Raise RunNotFound, which says whose it is, if one of the names is the id of a run of somebody else.
 
     Args:
         workspace: Where the runs are, maybe in a root that a group shares.
-        observed: This user's runs.
+        runs: This user's runs.
         names: Names of runs.
     """
-    shared_root = workspace.config.shared_root
-    if shared_root is None:
-        return
     # This user's registry knows nothing of others' runs: only their directories say whose an id is.
     for name in names:
-        if is_run_id(name) and name not in observed.runs.named([name]):
-            for place in shared_root.glob(f"*/{name}"):
-                raise RunNotFound(f"there is no run {name!r} of yours: it is a run of {place.parent.name}'s")
+        for place in _places_of(workspace, name) if is_run_id(name) and name not in runs.named([name]) else ():
+            raise RunNotFound(f"there is no run {name!r} of yours: it is a run of {place}'s")
+
+
+def _places_of(workspace: Workspace, run_id: str) -> Iterator[str]:
+    shared_root = workspace.config.shared_root
+    return iter(()) if shared_root is None else (path.parent.name for path in shared_root.glob(f"*/{run_id}"))

@@ -18,7 +18,7 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.slurm_options import is_singleton
 from slurmtrain.model.run.layout import RunDir, checkpoint_step
 from slurmtrain.model.run.lineage import FORK, RERUN, Parent, Upstream, describe_failure
-from slurmtrain.ops.shared.find import choose_all_listed
+from slurmtrain.ops.shared.find import choose_all
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.start_order import active_namesakes
 from slurmtrain.ops.shared.workspace import Workspace
@@ -186,14 +186,9 @@ class Chain:
     def _find(self, where: str, dependency: Dependency, observed: Observed) -> list[str]:
         """The ids of the runs that a name stands for now. ``where``: it is, for messages. Raises RunNotFound."""
         try:
-            ids = choose_all_listed(observed.runs, dependency.name)
+            return choose_all(self._workspace, observed.runs, [dependency.name])
         except RunNotFound as error:
             raise RunNotFound(f"{where}: {error}") from error
-        named = observed.runs.fetch(ids)
-        if len(ids) == 1 and named[ids[0]].sweep and named[ids[0]].name == dependency.name:
-            # The name of a sweep's runs means all of them, as in its own submission.
-            return choose_all_listed(observed.runs, str(named[ids[0]].sweep))
-        return ids
 
     def _problem(self, upstream: Upstream, listed: Listed) -> str:
         """Why nothing can start after a run; empty if it can."""

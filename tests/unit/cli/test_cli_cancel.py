@@ -37,10 +37,26 @@ def live(workspace: Workspace) -> set[str]:
     return {run_id for run_id, row in observe(workspace, ask_slurm=False).runs.index.items() if not row.ended}
 
 
-def test_a_name_means_the_newest_run_that_has_not_ended_and_the_others_are_told(workspace: Workspace) -> None:
+def test_a_name_means_the_newest_run_and_the_others_that_go_on_are_told(workspace: Workspace) -> None:
     result = call(workspace, "cnn")
-    assert live(workspace) == {OLD, WIDE}, result.output
-    assert f"not cancelled, and also named cnn: {OLD}" in result.output
+    assert live(workspace) == {OLD, NEW, WIDE}, result.output
+    assert f"run {COMPLETED} had ended already: completed" in result.output
+    assert f"not cancelled, and also named cnn: {OLD}, {NEW}" in result.output
+
+
+def test_the_name_of_a_sweep_cancels_all_its_runs_and_of_many_the_first_are_listed(workspace: Workspace) -> None:
+    swept = [f"00000001{number:02}" for number in range(30)]
+    for run_id in swept:
+        SimulatedRun(workspace.root.run(run_id), spec={"name": "cnn"}, executor="local").created(sweep="0000000099")
+    result = call(workspace, "cnn", "--yes")
+    assert live(workspace) == {OLD, NEW, WIDE}, result.output
+    lines = result.output.splitlines()
+    assert lines[:5] == [f"run {run_id} is cancelled: cancelled before it started" for run_id in swept[:5]]
+    assert lines[5] == "and 25 more; -v lists all"
+    assert "30 runs: 30 cancelled" in lines
+    assert f"not cancelled, and also named cnn: {OLD}, {NEW}" in lines
+    error = str(call(workspace, "cnn").exception)
+    assert error.startswith("all 30 runs of sweep 0000000099 have ended; also called so, and not ended: ")
 
 
 @pytest.mark.parametrize("word", ["cnn*", "--all"])
@@ -50,10 +66,10 @@ def test_a_pattern_or_all_means_those_that_have_not_ended(workspace: Workspace, 
 
 
 def test_a_sweep_of_which_every_run_has_ended_is_no_run_that_only_slurm_knows(workspace: Workspace) -> None:
-    SimulatedRun(workspace.root.run("0000000006"), executor="local").created(sweep="0000000005").submitted().ended(
-        "completed"
-    )
-    assert "all 1 runs of sweep 0000000005 have ended" in str(call(workspace, "0000000005").exception)
+    for run_id in ("0000000006", "0000000007"):
+        sim = SimulatedRun(workspace.root.run(run_id), executor="local").created(sweep="0000000005")
+        sim.submitted().ended("completed")
+    assert "all 2 runs of sweep 0000000005 have ended" in str(call(workspace, "0000000005").exception)
 
 
 @pytest.mark.parametrize("arguments", [(), ("cnn", "--all")])

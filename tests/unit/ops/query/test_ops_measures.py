@@ -46,7 +46,7 @@ def ids(workspace: Workspace, **question: Any) -> list[int]:
 
 
 def ranked(workspace: Workspace, by: str, *names: str, over: tuple[str, ...] = ()) -> Ranking:
-    question = Question(names=names, namesakes=True, for_programs=True, over=over)
+    question = Question(names=names, namesakes=bool(names), for_programs=True, over=over)
     return rank(workspace, observe(workspace, ask_slurm=False).runs, question, by, None)
 
 
@@ -163,8 +163,8 @@ def test_commands_print_measures(workspace: Workspace, capsys: pytest.CaptureFix
     _, out, _ = called(workspace, capsys, "status", "gp*", "--sort", "min:ppl", "--json")
     assert "min:ppl" not in json.loads(out)["runs"][0]
     code, out, _ = called(workspace, capsys, "best", SWEEP, "--by", "acc", "--over", "seed")
-    assert out.split("\n")[0].split() == ["BEST", "RUNS", "NAME", "mean", "acc", "PARAMS"]
-    assert out.split("\n")[1].split() == ["0000000004", "2", "cnn", "0.905", "±0.0071", "lr=0.1"]
+    assert out.split("\n")[0].split() == ["BEST", "RUNS", "STATE", "NAME", "mean", "acc", "PARAMS"]
+    assert out.split("\n")[1].split() == ["0000000004", "2", "completed", "cnn", "0.905", "±0.0071", "lr=0.1"]
     _, out, _ = called(workspace, capsys, "best", SWEEP, "--by", "max:acc", "--over", "params.seed", "--json")
     facts = json.loads(out)
     assert (facts["over"], facts["by"], len(facts["groups"]), len(facts["runs"])) == (["params.seed"], "max:acc", 1, 1)

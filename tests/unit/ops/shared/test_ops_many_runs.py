@@ -16,7 +16,7 @@ from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.ops.query.compare import rank
 from slurmtrain.ops.query.select import NEWEST, Question, select_runs
 from slurmtrain.ops.shared import observe as observe_module
-from slurmtrain.ops.shared.find import choose_all_listed, choose_listed
+from slurmtrain.ops.shared.find import choose_all, choose_one
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.process import this_process
@@ -123,25 +123,25 @@ def test_a_list_of_the_newest_does_not_read_all_runs(workspace: Workspace) -> No
 @pytest.mark.parametrize("name", ["@last", id_of(4), id_of(4)[:9] + id_of(4)[9:].upper(), "run-4"])
 def test_a_run_is_found_by_its_names_without_reading_all(workspace: Workspace, name: str) -> None:
     runs = observe(workspace).runs
-    assert choose_listed(runs, name) == (id_of(RUNS - 1) if name == "@last" else id_of(4))
-    assert choose_all_listed(runs, name) == [choose_listed(runs, name)]
+    assert choose_one(workspace, runs, name) == (id_of(RUNS - 1) if name == "@last" else id_of(4))
+    assert choose_all(workspace, runs, [name]) == [choose_one(workspace, runs, name)]
     assert "index" not in vars(runs)
 
 
 def test_a_name_that_no_run_has_gets_the_nearest_one_suggested(workspace: Workspace) -> None:
     with pytest.raises(RunNotFound, match=r"no run 'ran-4'; did you mean 'run-4'\?"):
-        choose_listed(observe(workspace).runs, "ran-4")
+        choose_one(workspace, observe(workspace).runs, "ran-4")
 
 
 def test_a_pattern_means_runs_of_any_age(workspace: Workspace) -> None:
-    assert choose_all_listed(observe(workspace).runs, "run-?") == [id_of(number) for number in range(10)]
+    assert choose_all(workspace, observe(workspace).runs, ["run-?"]) == [id_of(number) for number in range(10)]
 
 
 @pytest.mark.parametrize("larger", [None, True])
 def test_the_best_of_many_runs_are_those_that_reading_all_of_them_gives(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, larger: bool | None
 ) -> None:
-    question = Question(namesakes=True, for_programs=True)
+    question = Question(for_programs=True)
     few = rank(workspace, observe(workspace).runs, question, "loss", larger)
     monkeypatch.setattr("slurmtrain.ops.query.compare._RANKED", RUNS)
     whole = rank(workspace, observe(workspace).runs, question, "loss", larger)

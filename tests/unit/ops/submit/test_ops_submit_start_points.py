@@ -16,7 +16,7 @@ from slurmtrain.model.run.layout import MANIFEST, RunDir
 from slurmtrain.ops.delete import delete, find_deletable
 from slurmtrain.ops.prune import prune
 from slurmtrain.ops.rerun import rerun
-from slurmtrain.ops.resume import check_checkpoint, resume
+from slurmtrain.ops.resume import is_without_checkpoint, resume
 from slurmtrain.ops.shared.observe import observe, observe_run
 from slurmtrain.ops.shared.run_details import checkpoints_json
 from slurmtrain.ops.shared.workspace import Workspace
@@ -147,10 +147,9 @@ def test_a_script_that_has_not_saved_yet_resumes_from_what_its_run_began_with(
     directory, run = workspace.root.run(run_id), observe_run(workspace, run_id, ask_slurm=False)
     plan = read_plan(directory.plan)
     assert plan is not None
-    with pytest.raises(NoCheckpoint, match="no complete checkpoint that matches"):
-        check_checkpoint(directory, run, plan)
+    assert is_without_checkpoint(directory, run, plan)
     (directory.start / "step-5.pt").mkdir(parents=True)
-    check_checkpoint(directory, run, plan)
+    assert not is_without_checkpoint(directory, run, plan)
 
 
 def test_a_damaged_checkpoint_and_one_that_is_pruned_meanwhile_leave_nothing(

@@ -118,6 +118,7 @@ def _percent(value: float | None) -> str:
 _PERFORMANCE_COLUMNS = (
     Column("ID", lambda run: run["id"]),
     Column("NAME", lambda run: run["name"], 10, 1),
+    Column("STATE", lambda run: run["state"]),
     Column("NODES", lambda run: formatting.number(run["nodes"]), rank=4),
     Column("PROCS", lambda run: formatting.number(run["processes"]), rank=2),
     Column("GPUS", lambda run: formatting.number(run["gpus"]), rank=2),
@@ -150,15 +151,16 @@ def _print_comparison(answer: Answer) -> None:
             lines.append((group, False))
         else:
             lines += [*((replace(group, runs=[run]), False) for run in group.runs), (group, True)]
-    columns = _comparison_columns(answer)
+    columns = _comparison_columns(answer, lines)
     if output.is_terminal(sys.stdout):
         cells = [[column.title for column in columns], *([column.cell(line) for column in columns] for line in lines)]
         upright, width = list(zip(*cells, strict=True)), tables.console().width
-        narrowed = _table_width([line[:1] for line in upright]) + len(lines) * (GAP + _LEAST_OF_RUN)
+        # Neither ids nor states are cut.
+        rooms = [max(_LEAST_OF_RUN, *map(len, (row[0], row[2]))) for row in cells[1:]]
+        narrowed = _table_width([line[:1] for line in upright]) + sum(GAP + room for room in rooms)
         # With a line for each difference, not for each run, more of it may fit.
         if _table_width(cells) > width and min(_table_width(upright), narrowed) <= width:
-            rooms = [None, *(_LEAST_OF_RUN for _ in lines)]
-            titles = zip(upright[0], rooms, strict=True)
+            titles = zip(upright[0], [None, *rooms], strict=True)
             columns = [Column(title, itemgetter(index), room) for index, (title, room) in enumerate(titles)]
             tables.print_lines(columns, upright[1:])
             return
@@ -179,7 +181,7 @@ def _table_width(lines: Sequence[Sequence[str]]) -> int:
     return sum(max(map(cell_len, column)) + GAP for column in zip(*lines, strict=True)) - GAP
 
 
-def _comparison_columns(answer: Answer) -> list[Column]:
+def _comparison_columns(answer: Answer, lines: Sequence[_Line]) -> list[Column]:
     """The columns: on a narrow terminal the sort criterion, and the settings of runs, are shown first."""
     by = answer.criterion.name.removeprefix("metrics.") if answer.criterion else ""
 
@@ -202,6 +204,10 @@ def _comparison_columns(answer: Answer) -> list[Column]:
     def newest(metric: str, line: _Line) -> str:
         return formatting.spread(line[0].spread(metric))
 
+    def measured(title: str, cell: Callable[[_Line], str], rank: int) -> Column:
+        # The title may be cut, and no value.
+        return Column(title, cell, max(len(cell(line)) for line in lines), rank)
+
     columns = [
         Column("ID", identity),
         fact("NAME", lambda runs: runs[0].name, 8, 6),
@@ -213,9 +219,9 @@ def _comparison_columns(answer: Answer) -> list[Column]:
     ]
     for metric in answer.metrics:
         rank = 0 if metric == by else 3
-        columns.append(Column(metric, partial(newest, metric), rank=rank))
+        columns.append(measured(metric, partial(newest, metric), rank))
         if metric in answer.ranged:
-            columns.append(Column(f"best {metric}", partial(best, metric), rank=rank + 2))
+            columns.append(measured(f"best {metric}", partial(best, metric), rank + 2))
     return columns
 
 

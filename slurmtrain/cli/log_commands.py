@@ -187,6 +187,9 @@ def draw(chart: Chart, width: int, height: int, *, colour: bool, unicode: bool) 
     from slurmtrain.model.metrics.chart import tick_text, ticks
 
     legend = list(_chart_legend(chart, width, colour=colour, unicode=unicode))
+    if len(legend) > (most := max(_LEAST_LINES, height // 2)):
+        more = f"and {len(legend) - most + 1} more; --over PARAM draws their means, --csv has all"
+        legend = [*legend[: most - 1], more[:width]]
     height = max(_LEAST_LINES, height - len(legend))
     # plotext has one figure for the whole process: the chart before this one is still in it.
     figure: Any = plotext.figure

@@ -113,7 +113,7 @@ def test_performance_is_a_table_csv_and_json(root: Path, capsys: pytest.CaptureF
     code, out, err = call(root, capsys, "compare", SWEEP, "--performance")
     assert code == 0
     header, *lines = out.splitlines()
-    assert header.split()[:5] == ["ID", "NAME", "NODES", "PROCS", "GPUS"]
+    assert header.split()[:5] == ["ID", "NAME", "STATE", "NODES", "PROCS"]
     assert len(lines) == 6
     assert "no steps per second for 6 of 6 runs: it takes two finished steps" in err
     rows = list(csv.DictReader(io.StringIO(call(root, capsys, "compare", SWEEP, "--performance", "--csv")[1])))
@@ -130,3 +130,31 @@ def test_performance_takes_no_metrics_and_a_baseline_is_one_of_performance(
     code, _, err = call(root, capsys, "compare", "gpt", *others)
     assert code == 2
     assert "--performance" in err
+
+
+def test_what_failed_is_ranked_behind_what_completed_or_runs_unless_a_condition_asks_for_states(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = make_workspace(tmp_path / "runs")
+    runs = ((1, "completed", 0.8), (2, "failed", 0.99), (3, "running", 0.9), (4, "completed", float("nan")))
+    for number, state, acc in (*runs, (5, "failed", 0.999)):
+        write_run(root, number, state=state, params={"lr": number, "seed": 0}, metrics={"acc": acc})
+
+    def ranked(*arguments: str) -> list[int]:
+        answer = json.loads(call(root.root.path, capsys, *arguments, "--by", "acc", "--json")[1])
+        return [int(run["id"]) for run in answer["runs"]]
+
+    assert ranked("compare", "cnn") == [3, 1, 5, 2, 4], "what is not a number ranks last"
+    assert ranked("best", "cnn", "--top", "9") == [3, 1, 5, 2]
+    assert ranked("best", "cnn", "--top", "2", "--where", "state in (completed, failed)") == [5, 2]
+    assert "run 0000000003 has not completed: it is running" in call(root.root.path, capsys, "best", "--by", "acc")[2]
+    _, out, err = call(root.root.path, capsys, "best", "cnn", "--by", "acc", "--where", "state = failed")
+    assert out.splitlines()[1].split()[:4] == ["0000000005", "cnn", "failed", "0.999"]
+    assert "run 0000000005 has not completed: it is failed" in err
+    _, out, _ = call(root.root.path, capsys, "best", "cnn", "--by", "acc", "--over", "lr", "--top", "2")
+    assert out.splitlines()[1].split()[:6] == ["0000000003", "4", "2", "failed,", "1", "running"]
+    code, _, err = call(root.root.path, capsys, "compare", "cnn", "--where", "params.lr > 9")
+    assert (code, err.splitlines()[-1]) == (
+        2,
+        "error: a comparison takes at least two runs, and no run meets the conditions",
+    )

@@ -210,7 +210,7 @@ def _comparison_columns(answer: Answer, lines: Sequence[_Line]) -> list[Column]:
 
     columns = [
         Column("ID", identity),
-        fact("NAME", lambda runs: runs[0].name, 8, 6),
+        fact("NAME", lambda runs: runs[0].name, 8, 0 if len({line[0].runs[0].name for line in lines}) > 1 else 6),
         fact("STATE", lambda runs: _states([run.state for run in runs])),
         *(
             fact(name.removeprefix("params."), partial(setting, name), 8, 3 if name in answer.comparison.over else 1)

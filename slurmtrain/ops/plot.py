@@ -29,7 +29,7 @@ from slurmtrain.system.files import describe_os_error
 _WIDTH, _HEIGHT, _DPI = 8.0, 4.5, 150
 COLUMNS = 2000
 """More columns than this cannot be told apart in a picture."""
-# How many names of metrics an error lists.
+# How many metrics, or runs, a message names.
 _LISTED = 8
 
 
@@ -235,11 +235,13 @@ def means_csv(groups: Sequence[Repetitions], metrics: Sequence[str]) -> Iterator
 
 def missing_metrics(plotted: Sequence[Plotted], metrics: Sequence[str]) -> list[str]:
     """Which of the ``plotted`` runs have not logged which of the ``metrics``, as sentences without a full stop."""
+    missing = {name: [each.run.id for each in plotted if name not in each.history.curves] for name in metrics}
     return [
-        f"run {each.run.id} has not logged {name!r}"
-        for name in metrics
-        for each in plotted
-        if name not in each.history.curves
+        f"run {ids[0]} has not logged {name!r}"
+        if len(ids) == 1
+        else f"{len(ids)} runs have not logged {name!r}: {', '.join(ids[:_LISTED])}{' ...' * (len(ids) > _LISTED)}"
+        for name, ids in missing.items()
+        if ids
     ]
 
 

@@ -19,6 +19,7 @@ from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.run.layout import is_run_id
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.inherited import current_directory, expand_home
+from slurmtrain.system.locks import notices_to
 
 if TYPE_CHECKING:
     from slurmtrain.registry.glance import Glimpse
@@ -74,7 +75,8 @@ def command(
             selected = workspace(kwargs.pop("runs"))
             if looks:
                 selected.patience_s = _PATIENCE_S
-            return function(selected, *args, **kwargs)
+            with notices_to(output.note):
+                return function(selected, *args, **kwargs)
 
         adopted = _adopt(
             function,

@@ -178,3 +178,12 @@ def test_a_shared_root_that_does_not_exist_is_not_created(team: Team) -> None:
     refused = team.slurmtrain(team.alice, "submit", "exp.yaml", "--executor", "local")
     assert refused.returncode == 2, refused
     assert "docs/sharing.md says how to create it" in refused.stderr
+
+
+def test_the_id_of_a_run_of_somebody_else_is_said_to_be_theirs_by_commands_of_all_kinds(team: Team) -> None:
+    team.add_run(team.alice)
+    team.add_run(team.bob, "6aaaaaaaaa", "mine")
+    for command in (("show",), ("logs",), ("status",), ("compare",), ("cancel",), ("resume",), ("delete", "-y")):
+        refused = team.slurmtrain(team.bob, *command, RUN_ID)
+        whose = f"error: there is no run '{RUN_ID}' of yours: it is a run of {team.alice.uid}'s"
+        assert (refused.returncode, refused.stderr.splitlines()[-1]) == (2, whose), command

@@ -20,7 +20,7 @@ SSH = {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"}
     ("name", "expected"),
     [
         (None, [FIRST, SECOND, OTHER]),
-        ("digits", [FIRST, SECOND]),
+        ("digits", [SECOND]),
         (SWEEP, [SECOND, OTHER]),
         ("*", [FIRST, SECOND, OTHER]),
         (SECOND, [SECOND]),
@@ -28,7 +28,7 @@ SSH = {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"}
         ("@last", [OTHER]),
     ],
 )
-def test_a_name_means_all_runs_that_have_it(workspace: Workspace, name: str | None, expected: list[str]) -> None:
+def test_a_name_means_what_it_means_everywhere(workspace: Workspace, name: str | None, expected: list[str]) -> None:
     for run_id, of_run, sweep in ((FIRST, "digits", None), (SECOND, "digits", SWEEP), (OTHER, "words", SWEEP)):
         SimulatedRun(workspace.root.run(run_id), spec={"name": of_run}, executor="local").created(sweep=sweep)
     observed = observe(workspace, ask_slurm=False)

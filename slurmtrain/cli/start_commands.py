@@ -424,7 +424,7 @@ def _resume_failed(
         return 0
     with _reporting(workspace, as_json=as_json):
         resumed = resume_failed(workspace, run_ids, overrides)
-    notes = [*resumed.notes, *resumed.problems]
+    notes = output.few([*resumed.notes, *resumed.problems])
     code = _finish(workspace, resumed.run_ids, notes, waits=waits, as_json=as_json)
     if not waits:
         output.note(f"{len(resumed.run_ids)} runs were started again")

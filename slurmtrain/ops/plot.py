@@ -82,7 +82,9 @@ def find_subject(workspace: Workspace, words: Sequence[str], metrics: Sequence[s
     for run in runs:
         check_readable(run)
     if not names:
-        raise SlurmtrainError("; ".join(_why_nothing(workspace, run) for run in runs))
+        reasons = [_why_nothing(workspace, run) for run in runs[:_LISTED]]
+        more = f"; nor have {len(runs) - _LISTED} more runs" if len(runs) > _LISTED else ""
+        raise SlurmtrainError("; ".join(reasons) + more)
     chosen = list(metrics) if last is None else [last]
     for name in chosen:
         if name not in names:

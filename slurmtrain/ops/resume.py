@@ -330,7 +330,8 @@ def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool =
     failed = [run_id for run_id, listed in runs.items() if listed.state in states and run_id not in pruned]
     if not failed:
         counts = count_states([listed.state for listed in runs.values()])
-        raise RunBusy(f"none of the runs of {', '.join(names)} has failed: {counts}")
+        also = "; --cancelled takes what was cancelled, too" if not cancelled and "cancelled" in counts else ""
+        raise RunBusy(f"none of the runs of {', '.join(names)} has failed: {counts}{also}")
     return failed
 
 

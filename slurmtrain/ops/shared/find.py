@@ -93,8 +93,8 @@ def _only(runs: Runs, chosen: Sequence[str], *, live: bool, none: str) -> list[s
 
 def _describe(runs: Runs, name: str, chosen: Sequence[str]) -> str:
     sweeps = {runs[run_id].sweep for run_id in chosen}
-    one = sweeps.pop() if len(sweeps) == 1 else None
-    return f"{len(chosen)} runs of sweep {one}" if one else f"{len(chosen)} runs of {name}"
+    sweep = sweeps.pop() if len(sweeps) == 1 else None
+    return f"{len(chosen)} runs of " + (f"sweep {sweep}" if sweep else name)
 
 
 def namesakes(runs: Runs, run_id: str) -> list[str]:
@@ -147,13 +147,13 @@ def choose_one(workspace: Workspace, runs: ListedRuns, name: str, *, prefer: Col
         RunNotFound: As :func:`choose_all`.
     """
     rows, chosen = _choose_listed(workspace, runs, name)
-    taken = max(chosen, key=lambda each: (rows[each].state in prefer, not rows[each].ended, each))
+    run_id = max(chosen, key=lambda each: (rows[each].state in prefer, not rows[each].ended, each))
     if len(chosen) > 1:
         print_notice(
-            f"{name}: {_describe(rows, name, chosen)}, and this takes one of them: {taken} ({rows[taken].state}); "
+            f"{name}: {_describe(rows, name, chosen)}, and this takes one of them: {run_id} ({rows[run_id].state}); "
             f'"slurmtrain status {shlex.quote(name)}" lists the others'
         )
-    return taken
+    return run_id
 
 
 def _choose_listed(

@@ -13,13 +13,13 @@ from helpers.workspaces import make_workspace
 from slurmtrain.cli import cli, main
 
 SWEEP = "00000000sw"
-OLD, DONE, FAILED, OPEN = "0000000001", "0000000002", "0000000003", "0000000004"
-ALL = [DONE, FAILED, OPEN]
+OLD, COMPLETED, FAILED, OPEN = "0000000001", "0000000002", "0000000003", "0000000004"
+ALL = [COMPLETED, FAILED, OPEN]
 # What a command does where a name means the three runs of a sweep: which it takes, and how it is called.
 TAKES = {
     "status": (ALL, "status cnn --json"),
     "compare": (ALL, "compare cnn --json"),
-    "best": ([DONE, FAILED], "best cnn --by acc --top 9 --json"),
+    "best": ([COMPLETED, FAILED], "best cnn --by acc --top 9 --json"),
     "plot": (ALL, "plot cnn acc --json"),
     "show": ([OPEN], "show cnn --json"),
     "doctor": ([FAILED], "doctor cnn --json"),
@@ -47,7 +47,7 @@ ELSEWHERE = {"rerun", "ui"}
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     workspace = make_workspace(tmp_path_factory.mktemp("names") / "runs")
     write_run(workspace, 1, metrics={"acc": 0.99}, params={"lr": 1})
-    for run_id, state in ((DONE, "completed"), (FAILED, "failed"), (OPEN, "created")):
+    for run_id, state in ((COMPLETED, "completed"), (FAILED, "failed"), (OPEN, "created")):
         metrics = {} if state == "created" else {"acc": 0.5 + int(run_id) / 100}
         write_run(workspace, int(run_id), state=state, sweep=SWEEP, params={"lr": int(run_id)}, metrics=metrics)
     return workspace.root.path

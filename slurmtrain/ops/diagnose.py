@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import math
-import os
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from datetime import UTC, datetime, tzinfo
+from datetime import datetime
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.hang import LOADER_WAIT
-from slurmtrain.model.diagnosis.patterns import CONFIRMATION, NOTE, ROOT, explain_xid
-from slurmtrain.model.diagnosis.root_cause import (
-    Diagnosis,
-    Hit,
-    PatternMatch,
-    diagnose_hits,
-    make_hit,
-    rank_of,
-    scan_log,
-    time_of,
-)
+from slurmtrain.model.diagnosis.last_words import KILLED
+from slurmtrain.model.diagnosis.patterns import CASCADE, CONFIRMATION, LOCAL_FIXES, NOTE, ROOT, explain_xid
+from slurmtrain.model.diagnosis.root_cause import Diagnosis, Hit, PatternMatch, diagnose_hits
 from slurmtrain.model.interruption.policy import policy_of
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.events.agent_events import NodeEnded, WorkersStarted
@@ -32,13 +20,12 @@ from slurmtrain.model.run.events.base import AnyEvent, Event, P
 from slurmtrain.model.run.job_state import SUSPENDED
 from slurmtrain.model.run.layout import attempt_of, node_of
 from slurmtrain.model.run.run import APART, Attempt, Live, Run
-from slurmtrain.model.urls import redact
+from slurmtrain.ops.attempt_logs import AttemptLogs, printable_line
+from slurmtrain.ops.failure_facts import LookedUp
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_details import attempt_json
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.system.files import describe_os_error
-from slurmtrain.system.owned_files import open_readable
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,7 +33,8 @@ class AttemptDiagnosis:
     """Why an attempt failed, as far as its files show.
 
     ``attempt``: None if the run was never started. ``read``: the number of logs that were read. ``partly``: paths of
-    logs that were read only at their beginning and end. ``problems``: logs that could not be read, and why.
+    logs that were read only at their beginning and end. ``problems``: logs that could not be read, and why. ``ranks``:
+    how many ranks it had, as far as that is known.
     """
 
     run: Run
@@ -56,12 +44,15 @@ class AttemptDiagnosis:
     read: int
     partly: Sequence[str] = ()
     problems: Sequence[str] = ()
+    ranks: int = 0
 
     @property
     def headline(self) -> str:
         """The one sentence, without a full stop, that answers why the attempt failed; empty if nothing is known."""
         if self.diagnosis.root is not None:
-            return self.diagnosis.root.first.cause
+            first = self.diagnosis.root.first
+            host = f" on {first.host}" if first.host else ""
+            return first.cause + (f" (rank {first.rank}{host})" if first.rank is not None and self.ranks > 1 else "")
         return self.attempt.reason if self.attempt is not None else self.run.reason
 
     def to_dict(self) -> dict[str, Any]:
@@ -134,8 +125,17 @@ def diagnose(
     if attempt is None:
         return AttemptDiagnosis(run=run, attempt=None, diagnosis=diagnose_hits(()), failing=None, read=0)
     journals = AttemptJournals(workspace, run_id, attempt)
-    logs = AttemptLogs(journals, run.attempts)
-    hits = [*logs.hits(workspace, run_id, attempt), *journals.hits()]
+    facts = LookedUp.of_attempt(workspace.root.run(run_id), run, attempt)
+    logs = AttemptLogs(attempt, run.attempts, journals.hosts, journals.failures, facts)
+    hits = [*logs.hits(workspace, run_id), *journals.hits()]
+    if attempt.cause == "crash" and not any(hit.role in (ROOT, CASCADE) for hit in hits):
+        # Nothing but its reason, as of a setup that failed.
+        hits.append(Hit(name=OUTCOME, role=CONFIRMATION, cause=attempt.reason, fix="", text="", origin=_JOURNALS))
+    if any(hit.name == "oom" and hit.role == ROOT for hit in hits):
+        hits = [hit for hit in hits if hit.name != KILLED]
+    if facts.is_local:
+        by_name = {hit.name: attempt.cause if hit.name == OUTCOME else hit.name for hit in hits}
+        hits = [replace(hit, fix=LOCAL_FIXES.get(str(by_name[hit.name]), hit.fix)) for hit in hits]
     if live is not None and is_suspended and attempt is run.newest:
         hits.append(suspended(live.reason, attempt.job_id))
     return AttemptDiagnosis(
@@ -144,6 +144,7 @@ def diagnose(
         diagnosis=diagnose_hits(hits, sorted(logs.ranks | set(journals.hosts))),
         failing=journals.failing(),
         read=logs.read,
+        ranks=len(logs.ranks | set(journals.hosts)),
         partly=logs.partly,
         problems=logs.problems,
     )
@@ -151,8 +152,6 @@ def diagnose(
 
 # --- its journals -----------------------------------------------------------------------------------------------------
 
-# How many characters of a line are shown.
-_SHOWN_LINE = 500
 # No node has more ranks, and a journal may hold any number.
 _MOST_RANKS = 1024
 # The name of the hit that says how the attempt ended.
@@ -224,10 +223,6 @@ class AttemptJournals:
                 self.failures.setdefault(failure["rank"], failure)
                 if failure["rank"] is not None:
                     self.hosts.setdefault(failure["rank"], self._host(end))
-
-    def exit_at(self, rank: int | None) -> float | None:
-        """When a rank failed, in seconds since 1970; None if it did not, or if that is unknown."""
-        return self.failures[rank].get("at") if rank in self.failures else None
 
     def failing(self) -> FailedRank | None:
         """The rank that failed first. One that failed because of another node counts only if there is no other."""
@@ -302,183 +297,17 @@ def suspended(reason: str, job_id: str | None) -> Hit:
 
 def _evidence_hits(end: Event[NodeEnded], host: str) -> Iterator[Hit]:
     """What an agent saw on its node after the ranks had ended: processes killed by the kernel, GPU errors."""
-    evidence_hit = partial(Hit, name="evidence", origin=end.source, host=host, at=end.payload.failed_at or end.time)
+    evidence_hit = partial(Hit, origin=end.source, host=host, at=end.payload.failed_at or end.time)
     evidence = end.payload.evidence
     if kills := evidence.get("oom_kills"):
         limit = evidence.get("memory_limit")
         share = f", whose limit is {limit / 2**30:.1f} GiB" if isinstance(limit, int | float) and limit else ""
-        cause = f"memory was full: the kernel killed {kills} process(es) of the job{share}"
-        yield evidence_hit(role=ROOT, cause=cause, fix=_FIXES["oom"], text="")
+        cause = f"memory was full: the kernel killed {kills} process{'es' * (kills > 1)} of the job{share}"
+        # Whatever was killed: the rank that failed first has raised an exception of its own.
+        is_aside = end.payload.cause != "oom" and any(failure.get("error") for failure in end.payload.failures[:1])
+        yield evidence_hit(name="oom", role=NOTE if is_aside else ROOT, cause=cause, fix=_FIXES["oom"], text="")
     for error in evidence.get("xids") or ():
         role, cause, fix = explain_xid(int(error["code"]), str(error.get("bus") or ""))
-        yield evidence_hit(role=role, cause=cause, fix=fix, text=printable_line(str(error.get("line") or "")))
-
-
-def printable_line(line: str) -> str:
-    """A line for printing: without secrets and control characters, and not too long."""
-    # Logs may contain escape sequences, which could overwrite other text on the terminal.
-    clean = "".join(character if character.isprintable() else " " for character in redact(line.strip()))
-    return clean if len(clean) <= _SHOWN_LINE else f"{clean[:_SHOWN_LINE]}..."
-
-
-# --- its logs, read within bounds -------------------------------------------------------------------------------------
-
-# How much of a log is read, at its beginning and end: causes are at the end, wrong settings at the beginning.
-HEAD_BYTES, TAIL_BYTES = 2 << 20, 6 << 20
-# The logs share the first of these equally, but each gets at least the second.
-_ALL_BYTES = 64 << 20
-_LEAST_BYTES = 64 << 10
-# The log of a job has the lines of all its starts. Lines farther than this from an attempt belong to another start, and
-# so do all lines from before it, if there was an earlier start: Slurm starts a job again only when its last process is
-# gone. The clocks of a job's nodes may differ by the second margin.
-_MARGIN_S = 120.0
-_CLOCKS_S = 2.0
-# A line without a time gets the time of an earlier line, at most this many characters back.
-_LOOK_BACK = 64 << 10
-_RANK_LOG = re.compile(r"rank-(\d+)(?:\.(\d+))?\.log")
-# A command that starts the ranks of its node itself has one log for all of them; others are of what runs beside ranks.
-_NODE_LOG = re.compile(r"(?:node|setup|setup_node|teardown|sidecar-[\w.]+)-(\d+)\.log")
-
-
-@dataclass(frozen=True, slots=True)
-class _Log:
-    """A file to read. ``rank`` and ``host``: its writer's. ``shared``: other starts of the job write to it too."""
-
-    path: Path
-    rank: int | None
-    host: str
-    shared: bool = False
-
-
-class AttemptLogs:
-    """The logs of an attempt, read within bounds. The public attributes are filled by :meth:`hits`."""
-
-    def __init__(self, journals: AttemptJournals, attempts: Sequence[Attempt]) -> None:
-        """``journals``: the attempt's. ``attempts``: all of its run."""
-        self._journals = journals
-        # The times between which lines of shared logs may belong to the attempt, in seconds since 1970.
-        self._since, self._until = -math.inf, math.inf
-        attempt = journals.attempt
-        if (began := attempt.started_at or attempt.submitted_at) is not None:
-            starts = [each.started_at for each in attempts if each.job_id == attempt.job_id and each.started_at]
-            self._since = began - (_CLOCKS_S if any(start < began for start in starts) else _MARGIN_S)
-            until = math.inf if attempt.ended_at is None else attempt.ended_at + _MARGIN_S
-            self._until = min([until, *(start - _CLOCKS_S for start in starts if start > began)])
-        # Programs log local time without naming the zone; nodes and this machine are assumed to share it.
-        self._zone: tzinfo = datetime.now().astimezone().tzinfo or UTC
-        self.ranks: set[int] = set()
-        self.read = 0
-        self.partly: list[str] = []
-        self.problems: list[str] = []
-
-    def hits(self, workspace: Workspace, run_id: str, attempt: Attempt) -> Iterator[Hit]:
-        """The known patterns in the logs of ranks, of agents and of the batch script of an ``attempt``.
-
-        ``workspace`` and ``run_id`` say where these logs are.
-        """
-        logs = list(self._files(workspace, run_id, attempt))
-        # Without bounds, a thousand ranks would mean gigabytes.
-        share = max(_LEAST_BYTES, _ALL_BYTES // max(1, len(logs)))
-        legible = set()
-        for log in logs:
-            # One unreadable log must not hide what the others say.
-            try:
-                parts, whole = _read_ends(log.path, share)
-            except OSError as error:
-                self.problems.append(f"{log.path}: {describe_os_error(error)}")
-                continue
-            self.read += 1
-            legible.add(log.rank)
-            if not whole:
-                self.partly.append(str(log.path))
-            for offset, text in parts:
-                yield from self._hits_in(text, log, offset)
-        for rank, failure in self._journals.failures.items():
-            # The log is gone, but the agent has journaled its last lines. A node's log has the lines of all of its
-            # ranks.
-            if rank not in legible and failure.get("node") is None:
-                lines = "\n".join([*map(str, failure.get("last_lines") or ()), str(failure.get("error") or "")])
-                yield from self._hits_in(lines, _Log(Path(f"journal of rank {rank}"), rank, ""), 0)
-
-    def _files(self, workspace: Workspace, run_id: str, attempt: Attempt) -> Iterator[_Log]:
-        directory = workspace.root.run(run_id)
-        logs = directory.attempt(attempt.job_id, attempt.restart).logs
-        matches = [(path, _RANK_LOG.fullmatch(path.name)) for path in _paths_in(logs)]
-        rank_logs = [(path, int(match[1]), int(match[2] or 0)) for path, match in matches if match]
-        # By rank and round, so that hits without a time are in the order of writing.
-        for path, rank, _ in sorted(rank_logs, key=lambda log: log[1:]):
-            self.ranks.add(rank)
-            yield _Log(path, rank, self._journals.hosts.get(rank, ""))
-        for path in _paths_in(logs):
-            if match := _NODE_LOG.fullmatch(path.name):
-                yield _Log(path, None, attempt.hosts.get(match[1], ""))
-        submission = directory.submission(attempt.submission)
-        for path in _paths_in(submission.submitit):
-            if path.name.startswith(f"{attempt.job_id}_") and path.name.endswith("_log.out"):
-                yield _Log(path, None, attempt.hosts.get(path.name.split("_")[-2], ""), shared=True)
-        # A directory that cannot be entered is an error for Path.exists().
-        if os.path.exists(submission.controller_log):  # noqa: PTH110
-            yield _Log(submission.controller_log, None, "", shared=True)
-
-    def _hits_in(self, text: str, log: _Log, offset: int) -> Iterator[Hit]:
-        """The hits in a part of a log that begins at this offset."""
-        attempt = self._journals.attempt
-        # torch's log lines have no year: it is derived from the end of the attempt.
-        near = attempt.ended_at or attempt.started_at or attempt.submitted_at or 0.0
-        for place, pattern, match, line in scan_log(text):
-            at = time_of(line, near, self._zone)
-            if log.shared:
-                # The job's log has the lines of all its starts; a line without any time may belong to this one.
-                line_at = at if at is not None else self._before(text, place, near)
-                # What follows the last line with a time of the start before is from this one, if its agents wrote
-                # nothing.
-                is_silent = at is None and not attempt.hosts
-                if line_at is not None and not (line_at <= self._until and (line_at >= self._since or is_silent)):
-                    continue
-            # In the job's log, only torch's own lines name their rank.
-            rank = log.rank if log.rank is not None else rank_of(line)
-            exact = at is not None
-            yield make_hit(
-                pattern,
-                match,
-                text=printable_line(line),
-                origin=str(log.path),
-                rank=rank,
-                host=log.host or self._journals.hosts.get(rank if rank is not None else -1, ""),
-                at=at if exact else self._journals.exit_at(rank),
-                exact=exact,
-                line=offset + place,
-            )
-
-    def _before(self, text: str, place: int, near: float) -> float | None:
-        """The time of the nearest earlier line that has one, in seconds since 1970."""
-        for line in reversed(text[max(0, place - _LOOK_BACK) : place].split("\n")):
-            at = time_of(line, near, self._zone)
-            if at is not None:
-                return at
-        return None
-
-
-def _paths_in(folder: Path) -> list[Path]:
-    try:
-        return sorted(folder / name for name in os.listdir(folder))
-    except OSError:
-        return []
-
-
-def _read_ends(path: Path, share: int) -> tuple[list[tuple[int, str]], bool]:
-    """(offset, text) of a log's beginning and end, or of all of it, and whether that is all of it. Raises OSError.
-
-    ``share``: bytes that may be read of it.
-    """
-    tail = min(TAIL_BYTES, share * 3 // 4)
-    head = min(HEAD_BYTES, share // 4)
-    decode = partial(str, encoding="utf-8", errors="replace")
-    with open_readable(path) as file:
-        # The size of the open file: a rank that still runs may write meanwhile.
-        size = os.fstat(file.fileno()).st_size
-        if size <= head + tail:
-            return [(0, decode(file.read(head + tail)))], True
-        first = file.read(head)
-        file.seek(size - tail)
-        return [(0, decode(first)), (size - tail, decode(file.read(tail)))], False
+        yield evidence_hit(
+            name="evidence", role=role, cause=cause, fix=fix, text=printable_line(str(error.get("line") or ""))
+        )

@@ -102,9 +102,9 @@ LINES: list[tuple[str, str, str]] = [
      "PREEMPTION"),
     ("obsolete", "[W] Environment variable NCCL_BLOCKING_WAIT is deprecated; use TORCH_NCCL_BLOCKING_WAIT instead",
      "NCCL_BLOCKING_WAIT has no effect"),
-    ("import", "ModuleNotFoundError: No module named 'flash_attn'", "differs from the login node's"),
+    ("import", "ModuleNotFoundError: No module named 'flash_attn'", "No module named 'flash_attn'"),
     ("import", "ImportError: libcudnn.so.9: cannot open shared object file: No such file or directory",
-     "differs from the login node's"),
+     "a library is missing"),
 ]  # fmt: skip
 BY_NAME = {pattern.name: pattern for pattern in PATTERNS}
 

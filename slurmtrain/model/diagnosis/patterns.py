@@ -9,6 +9,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from slurmtrain.model.diagnosis.last_words import EXCEPTION, EXIT, IMPORT, KILLED
 from slurmtrain.model.diagnosis.rank_groups import WRAP
 
 # What a line means for a failure: its root cause; a consequence of something that died first; Slurm's final state,
@@ -22,7 +23,7 @@ class Pattern:
 
     ``role``: one of the above. ``needles``: every such line contains one of these texts; plain searches for them are
     far faster than the ``expression``, which is tried only on lines that contain one; empty: a needle is enough.
-    ``cause`` and ``fix`` are phrases; ``{1}`` stands for the first group of the expression, and so on.
+    ``cause`` and ``fix`` are phrases; ``{0}`` stands for what the expression matches, ``{1}`` for its first group.
     """
 
     name: str
@@ -202,16 +203,33 @@ PATTERNS: tuple[Pattern, ...] = (
     # The environment.
     Pattern("obsolete", NOTE, ("is deprecated; use TORCH_NCCL",), "{1} has no effect", "remove it, or set {2}",
             r"(\w+) is deprecated; use (TORCH_NCCL\w*)"),
-    Pattern("import", ROOT, ("ModuleNotFoundError", "ImportError"),
-            "the environment on the node differs from the login node's",
-            "activate it in setup, or put it on a file system that all nodes see",
-            r"ModuleNotFoundError: No module named '?([\w.]+)|ImportError: .*\.so"),
+    Pattern(IMPORT, ROOT, ("ModuleNotFoundError", "ImportError"), "a module or a library is missing: {0}",
+            "activate the environment that has it in setup",
+            r"ModuleNotFoundError: No module named '?[\w.]+.*|ImportError: .*\.so.*"),
 )  # fmt: skip
 
-# A dead peer causes these too, so they count as roots only if nothing else explains them.
-DOUBTFUL = frozenset({"store-timeout", "nccl-connect", "nccl-socket", "rendezvous", "gloo-connect", "ib-retry"})
+# A dead peer, or something that is known, causes these too, so they count as roots only if nothing else explains them.
+DOUBTFUL = frozenset({"store-timeout", "nccl-connect", "nccl-socket", "rendezvous", "gloo-connect", "ib-retry", KILLED})
+# What exceptions say too: a script that goes on after such a line has survived it.
+OF_EXCEPTIONS = frozenset(
+    {"nondeterministic", "store-name", "no-route", "port-taken", "cuda-assert", "cuda-oom", "shm-bus", "disk-full",
+     "efa-memory", "different-replicas", "peer-closed", IMPORT}
+)  # fmt: skip
 # Patterns with several possible causes: their hits are grouped by cause as well.
-SEVERAL_CAUSES = frozenset({"xid", "disk-full", "slurm-reason", "evidence"})
+SEVERAL_CAUSES = frozenset({"xid", "disk-full", "slurm-reason", "evidence", EXCEPTION, EXIT})
+# What to do where no Slurm and no administrator of nodes is involved: with the local executor.
+_LOCAL_MEMORY = "use less memory (data loader workers take a share each), or end other programs that use much of it"
+_LOCAL_GPU = "use another GPU (CUDA_VISIBLE_DEVICES), and look at `nvidia-smi` and the kernel's log (`dmesg`)"
+LOCAL_FIXES: Mapping[str, str] = {
+    "oom": _LOCAL_MEMORY,
+    "host-oom": _LOCAL_MEMORY,
+    "efa-memory": _LOCAL_MEMORY,
+    "evidence": _LOCAL_GPU,
+    "xid": _LOCAL_GPU,
+    "gpu-ecc": _LOCAL_GPU,
+    "node_fail": "look for what has ended the agent; `slurmtrain resume` continues",
+    "lost": "look whether this machine was restarted, or its agent killed; `slurmtrain resume` continues",
+}
 # Reasons of Slurm that explain nothing: a task fails, and a job is requeued, because of what is to be explained.
 TASK_FAILURE, JOB_REQUEUE = "TASK FAILURE", "JOB REQUEUE"
 # What to do, by the reason that Slurm gives.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta, tzinfo
 
 from slurmtrain.model.diagnosis import patterns
+from slurmtrain.model.diagnosis.last_words import EXCEPTION, EXIT, KILLED
 from slurmtrain.model.hostlist import name_some
 
 # How many characters on each side of a needle are searched: some logs have lines of megabytes.
@@ -96,7 +97,8 @@ def make_hit(pattern: patterns.Pattern, match: re.Match[str], **attributes: obje
     if pattern.name == "slurm-names":
         # The fix names a spec key, which is in lower case.
         groups = [groups[0].lower()]
-    role, cause, fix = pattern.role, _fill_in(pattern.cause, groups), _fill_in(pattern.fix, groups)
+    cause = _fill_in(pattern.cause.replace("{0}", match[0]), groups)
+    role, fix = pattern.role, _fill_in(pattern.fix, groups)
     if pattern.name == "xid":
         role, cause, fix = patterns.explain_xid(int(groups[1]), groups[0])
     elif pattern.name == "slurm-reason":
@@ -204,7 +206,7 @@ def diagnose_hits(hits: Sequence[Hit], ranks: Iterable[int] = ()) -> Diagnosis:
     """
     # Hits by pattern, and by cause if a pattern has several, each group at the place of its first hit.
     groups: dict[tuple[str, str], list[Hit]] = {}
-    for hit in sorted(hits, key=lambda hit: (hit.at is None, hit.at or 0.0, hit.origin, hit.line)):
+    for hit in sorted(hits, key=_order):
         groups.setdefault((hit.name, hit.cause if hit.name in patterns.SEVERAL_CAUSES else ""), []).append(hit)
     matches = [
         PatternMatch(members[0], len(members), sorted({hit.rank for hit in members if hit.rank is not None}))
@@ -224,6 +226,11 @@ def diagnose_hits(hits: Sequence[Hit], ranks: Iterable[int] = ()) -> Diagnosis:
     ordered = len(origins) < 2 or all(match.first.at is not None for match in candidates)
     others = [match for match in matches if match is not root]
     return Diagnosis(root=root, others=others, laggard=find_laggard(hits, ranks), ordered=ordered)
+
+
+def _order(hit: Hit) -> tuple[object, ...]:
+    # What a process ended with says less than what else happened at the same time.
+    return (hit.at is None, hit.at or 0.0, hit.name in (EXCEPTION, EXIT, KILLED), hit.origin, hit.line)
 
 
 def _without_consequences(roots: Sequence[PatternMatch]) -> Sequence[PatternMatch]:

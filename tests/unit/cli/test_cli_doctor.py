@@ -118,11 +118,11 @@ def test_anything_else_is_a_run(run: RunsRoot, name: str) -> None:
     assert "-> free some space there, or set TMPDIR" in result.output
 
 
-def test_where_no_pattern_explains_it_the_last_lines_are_shown(run: RunsRoot) -> None:
-    run.run(RUN).attempt("7", 0).rank_log(0).write_text("step 1\nValueError: odd\n")
+def test_where_no_pattern_explains_it_what_the_script_raised_is_the_answer(run: RunsRoot) -> None:
+    trace = 'Traceback (most recent call last):\n  File "/x/train.py", line 7, in step\nValueError: odd\n'
+    run.run(RUN).attempt("7", 0).rank_log(0).write_text(f"step 1\n{trace}")
     result = call("@last")
-    assert "no known pattern explains it (1 log was read)" in result.output
-    assert "rank 0 on h failed first: it exited with code 1\n  | oh\n" in result.output
+    assert "root: your script raised ValueError: odd, at train.py:7 in step() (rank 0, on h" in result.output
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from slurmtrain.errors import RunNotFound
 from slurmtrain.model.diagnosis.hang import Phase, RankState
 from slurmtrain.model.diagnosis.root_cause import PatternMatch
 from slurmtrain.model.run.run import Live
-from slurmtrain.ops import diagnose as log_reading
+from slurmtrain.ops import attempt_logs as log_reading
 from slurmtrain.ops.diagnose import AttemptDiagnosis, diagnose
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.slurm.parse import Job
@@ -114,7 +114,9 @@ def test_without_a_known_pattern_the_rank_that_failed_first_is_shown(logged: Log
     logged.ends(0, cascade=True, after=LASTED - 5, failures=[failure(0, logged.failed - 5, "reset by peer")])
     logged.ends(1, failures=[failure(2, logged.failed, "step 9", "api_token=hunter2", error="ValueError: odd")])
     diagnosed = logged.diagnose()
-    assert diagnosed.diagnosis.root is None
+    root = diagnosed.diagnosis.root
+    assert (root.first.name, root.first.cause, root.ranks) == ("exception", "your script raised ValueError: odd", [2])
+    assert diagnosed.headline == "your script raised ValueError: odd (rank 2 on n1)"
     assert (diagnosed.failing.rank, diagnosed.failing.host) == (2, "n1")
     assert diagnosed.failing.description == "exited with code 1: ValueError: odd"
     assert diagnosed.failing.last_lines == ["step 9", "api_token=<redacted>"]
@@ -225,7 +227,7 @@ def test_how_slurm_ended_the_start_before_explains_no_later_end(logged: Logged) 
     logged.start(1)
     for node in range(2):
         logged.ends(node, after=1050)
-    assert matches(logged.diagnose(2)) == []
+    assert [match.first.cause for match in matches(logged.diagnose(2))] == ["crash of node 0"]
     [_, earlier] = matches(logged.diagnose(1))
     assert earlier.first.groups == ("PREEMPTION",)
 
@@ -243,7 +245,7 @@ def test_evidence_of_the_agents_counts(logged: Logged) -> None:
     logged.ends(1, evidence={"oom_kills": 2, "memory_limit": 4 << 30, "xids": [error], "slurm": {"state": "x"}})
     diagnosed = logged.diagnose()
     causes = [match.first.cause for match in matches(diagnosed)]
-    assert "memory was full: the kernel killed 2 process(es) of the job, whose limit is 4.0 GiB" in causes
+    assert "memory was full: the kernel killed 2 processes of the job, whose limit is 4.0 GiB" in causes
     assert "Xid 79 of GPU 0000:c1:00: the GPU has fallen off the bus" in causes
     assert diagnosed.diagnosis.root.first.host == "n1"
 

@@ -27,6 +27,8 @@ _START = re.compile(r"to start at (\d+) using")
 _PREEMPTS = re.compile(r"Preempts:\s*(\S+)")
 # Options that say when a job may start, not on what.
 _NOT_ASKED = re.compile(r"#SBATCH --(array|begin|dependency|hold)\b")
+# In the first line of the record, before its name.
+_AT_ONCE = re.compile(r"^JobId=.*? ArrayTaskThrottle=(\d+) ")
 # In the record of a job: ReqNodeNotAvail,_UnavailableNodes:node[1-2]
 _UNAVAILABLE = re.compile(r"UnavailableNodes:(\S+)")
 # Each question with --test-only has slurmctld plan a job.
@@ -61,6 +63,7 @@ def ask_queue(job_id: str, code: str, script: str, starts_at: float | None, pati
     """
     with ThreadPoolExecutor(_MOST_VARIANTS) as pool:
         questions = _Questions(pool, time.monotonic() + patience_s)
+        reason = bare_reason(code)
         about = questions.ask("scontrol", "show", "job", job_id)
         queue = questions.ask("squeue", "--noheader", "--states=PENDING", _PENDING_FORMAT)
         shown = questions.ask("scontrol", "--oneliner", "show", "partition")
@@ -77,15 +80,19 @@ def ask_queue(job_id: str, code: str, script: str, starts_at: float | None, pati
             record=record,
             ahead=min((line.before(name) for name in own if name in partitions), default=None),
             waiting={name: line.before(name) for name in partitions},
-            notes=[*questions.notes(record, code, line)],
+            notes=[*questions.notes(about.result(), record, reason, partitions)],
         )
-        if not script or bare_reason(code) not in ALTERABLE:
+        if not script or reason not in ALTERABLE:
             return facts
-        variants = [] if starts_at is not None else [Variant()]
         with suppress(SlurmDown):
-            idle_nodes = dict(row.split("|", 1) for row in idle.result().splitlines() if "|" in row)
-            variants += _variants(facts, partitions, int(idle_nodes.get(own[0], "0")))
-        return questions.with_alternatives(facts, script, variants[:_MOST_VARIANTS], line)
+            rows = (row.partition("|") for row in idle.result().splitlines())
+            idle_nodes = {name: int(count) for name, _, count in rows if count.isdecimal()}
+            variants = [*_variants(facts, reason, partitions, idle_nodes.get(own[0], 0))]
+            if starts_at is None and reason in IN_LINE:
+                # Without any change it starts some time, though Slurm has not said when.
+                variants.insert(0, Variant())
+            facts = questions.with_alternatives(facts, script, variants[:_MOST_VARIANTS], line)
+        return facts
 
 
 # PriorityType=priority/basic counts down from 0xffff0000: a new job is the last.
@@ -130,12 +137,6 @@ class _Line:
         self.partitions = partitions
         self._nodes = {name: frozenset(_nodes_of(fields)) for name, fields in partitions.items()}
 
-    @property
-    def at_once(self) -> str:
-        """How many jobs of its array may run at once; empty: it is in none, or all may."""
-        listed = (re.fullmatch(rf"{self._array}_\[.*%(\d+)\]", job.id) for job in self._pending)
-        return next((match[1] for match in listed if match), "")
-
     def before(self, name: str) -> int:
         """How many jobs Slurm tries to start before it on the nodes of a partition.
 
@@ -177,15 +178,21 @@ class _Questions:
             run_command, *command, stdin=stdin, timeout_s=left, environ=environ, errors_too=True
         )  # fmt: skip
 
-    def notes(self, record: Mapping[str, str], code: str, line: _Line) -> Iterator[str]:
-        """What a job waits for exactly, by its ``record`` and the ``code`` of its reason, as sentences."""
-        reason = bare_reason(code)
+    def notes(self, about: str, record: Mapping[str, str], reason: str, partitions: Partitions) -> Iterator[str]:
+        """What a job waits for exactly, as sentences.
+
+        Args:
+            about: What scontrol prints about it.
+            record: The fields of that.
+            reason: The code of its reason.
+            partitions: The fields of each partition.
+        """
         key, words = _PARTITION_LIMITS.get(reason, ("", ""))
         for name in record.get("Partition", "").split(",") if key else ():
-            if value := line.partitions.get(name, {}).get(key):
+            if value := partitions.get(name, {}).get(key):
                 yield f"partition {name} {words.format(value)}"
-        if reason == "JobArrayTaskLimit" and line.at_once:
-            yield f"of its array, at most {line.at_once} run at once (sweep.parallel)"
+        if reason == "JobArrayTaskLimit" and (most := _AT_ONCE.search(about)):
+            yield f"of its array, at most {most[1]} run at once (sweep.parallel)"
         with suppress(SlurmDown):
             if nodes := _UNAVAILABLE.search(record.get("Reason", "")):
                 yield from describe_nodes(self.ask("scontrol", "--oneliner", "show", "node", nodes[1]).result())
@@ -237,28 +244,35 @@ class _Questions:
         return replace(facts, alternatives=alternatives, unchanged_at=unchanged_at)
 
 
-def _variants(facts: QueueFacts, partitions: Partitions, idle: int) -> Iterator[Variant]:
-    """What to change in a job's request; ``idle``: how many nodes of its partition are free."""
+def _variants(facts: QueueFacts, reason: str, partitions: Partitions, idle: int) -> Iterator[Variant]:
+    """What to change in a request that waits for a ``reason``; ``idle``: how many nodes of its partition are free."""
     record = facts.record
     own = record.get("Partition", "").split(",")
+    limits = partitions.get(own[0], {})
+    least, limit_s = int(record.get("NumNodes", "0").partition("-")[0]), read_duration(record.get("TimeLimit", ""))
+    most_s, most = read_duration(limits.get("MaxTime", "")), limits.get("MaxNodes", "")
     if "ReqNodeList" in record:
         yield Variant(words="without slurm.nodelist", override="slurm.nodelist=null", dropped="nodelist")
-    limits = partitions.get(own[0], {})
-    least, most = record.get("NumNodes", "").partition("-")[0], limits.get("MaxNodes", "")
-    if least.isdecimal() and int(least) > 1:
-        fewer = min(idle if 0 < idle < int(least) else int(least) // 2, int(most) if most.isdecimal() else int(least))
+    if least > 1 and reason != "PartitionTimeLimit":
+        fewer = min(idle if 0 < idle < least else least // 2, int(most) if most.isdecimal() else least)
         words = f"on {fewer} node{'s' * (fewer != 1)}"
         yield Variant(words=words, override=f"resources.nodes={fewer}", option=f"--nodes={fewer}")
-    limit_s, most_s = read_duration(record.get("TimeLimit", "")), read_duration(limits.get("MaxTime", ""))
-    if limit_s is not None and limit_s >= 120:
+    if limit_s is not None and limit_s >= 120 and reason != "PartitionNodeLimit":
         hours, minutes = divmod(int(min(limit_s / 2, most_s or limit_s) // 60), 60)
         time_limit = f"{hours}:{minutes:02}:00"
         words = f"with a time limit of {time_limit}"
         yield Variant(words=words, override=f"resources.time={time_limit}", option=f"--time={time_limit}")
-    others = [name for name, fields in partitions.items() if name not in own and fields.get("State", "UP") == "UP"]
+    others = [name for name, each in partitions.items() if name not in own and _takes(each, least, limit_s)]
     for name in sorted(others, key=lambda name: facts.waiting.get(name, 0))[:_MOST_PARTITIONS]:
         option = f"--partition={name}"
         yield Variant(words=f"in partition {name}", override=f"slurm.partition={name}", option=option, partition=name)
+
+
+def _takes(partition: Mapping[str, str], nodes: int, limit_s: float | None) -> bool:
+    """Whether a partition takes jobs of so many nodes and seconds: --test-only does not look at that."""
+    most, most_s = partition.get("MaxNodes", ""), read_duration(partition.get("MaxTime", ""))
+    is_short = most_s is None or (limit_s is not None and limit_s <= most_s)
+    return partition.get("State", "UP") == "UP" and is_short and not (most.isdecimal() and nodes > int(most))
 
 
 def _nodes_of(partition: Mapping[str, str]) -> Sequence[str]:

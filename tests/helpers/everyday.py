@@ -61,6 +61,7 @@ FURTHER = (
     "cluster/test_slurm_hostlist.py",
     "cluster/test_slurm_runs.py::test_slurm_takes_the_golden_scripts",
     "cluster/test_slurm_same_meaning.py::test_ranks_see_what_the_spec_says",
+    "cluster/test_slurm_why.py::test_waiting_runs_say_why_and_what_would_start_sooner",
 )
 # Of the dear unit tests, one that proves the most of each file.
 UNITS = (
@@ -88,6 +89,7 @@ TESTS_OF = {
     "slurmtrain/model/query/": (),
     "slurmtrain/ops/delete.py": ("local/test_deleted_runs.py", "cluster/test_slurm_lost_files.py"),
     "slurmtrain/ops/diagnose.py": ("cluster/test_slurm_doctor.py",),
+    "slurmtrain/ops/why.py": ("cluster/test_slurm_why.py",),
     "slurmtrain/plugins/drill/": ("local/test_drill.py", "cluster/test_slurm_drill.py"),
     "slurmtrain/plugins/": ("local/test_odd_names.py",),
     "slurmtrain/ops/query/": (),

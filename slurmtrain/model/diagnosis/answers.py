@@ -68,9 +68,10 @@ def waiting(run: Mapping[str, Any]) -> StateAnswer:
         return StateAnswer(headline=f"it was interrupted, and waits to go on: {reason}")
     if reason.startswith("cannot start"):
         return StateAnswer(headline=f"it {reason}", advice=[f"`slurmtrain cancel {run['id']}` ends it"])
-    # What a chain says of the runs before one, as in "after pretrain (running, step 120)", and a local run of its turn.
-    verb = "starts " if reason.startswith("after ") else "" if reason.startswith("waits ") else "waits: "
-    return StateAnswer(headline=f"it {verb}{reason}")
+    # Some of Slurm's reasons are sentences. Chains say "after pretrain (running, step 120)", local runs "waits ...".
+    own = {"it ": "", "waits ": "it ", "after ": "it starts "}
+    subject = next((words for beginning, words in own.items() if reason.startswith(beginning)), "it waits: ")
+    return StateAnswer(headline=f"{subject}{reason}")
 
 
 def running(

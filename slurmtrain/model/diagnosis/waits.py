@@ -86,11 +86,14 @@ def describe_queue(facts: QueueFacts, code: str, waits_s: float | None, names: M
     """
     record = facts.record
     if record:
-        asks = [f"{name} {record[key]}" for name, key in _REQUESTED if key in record]
+        # "4-4" is 4.
+        values = {name: re.sub(r"^(\d+)-\1$", r"\1", record[key]) for name, key in _REQUESTED if key in record}
+        asks = [f"{name} {value}" for name, value in values.items()]
         since = "" if waits_s is None else f", for {format_span(waits_s)} now"
         yield f"job {facts.job_id} waits in partition {record.get('Partition')}{since}: {', '.join(asks)}"
     if facts.ahead is not None and bare_reason(code) in IN_LINE:
-        yield f"{facts.ahead or 'no'} other waiting job{'s' * (facts.ahead != 1)} before it, for the same nodes"
+        jobs = f"{facts.ahead or 'no'} other job{' waits' if facts.ahead <= 1 else 's wait'}"
+        yield f"{jobs} before it for the same nodes"
     for condition, job in _DEPENDENCY.findall(record.get("Dependency", "")):
         yield f"it waits for {_ENDS.get(condition, condition)} of job {_named(job, names)}"
     yield from facts.notes

@@ -13,7 +13,7 @@ from slurmtrain.slurm import queue_place
 
 NOW = 1_795_933_446
 JOB = """\
-JobId=63 JobName=b2 Reason=forged
+JobId=63 ArrayJobId=63 ArrayTaskId=8 ArrayTaskThrottle=2 JobName=b2 ArrayTaskThrottle=9 Reason=x
    UserId=ada(1001) GroupId=ada(1001) MCS_label=N/A
    Priority=4294901705 Nice=0 Account=research QOS=normal
    JobState=PENDING Reason={reason} Dependency=(null)
@@ -61,7 +61,14 @@ ClusterName=c Account=research UserName=ada(1001) Partition= Priority=0 ID=4
     MaxJobs=3(1) MaxSubmitJobs=
 """
 # What sbatch --test-only says, by the option that is changed: seconds from now, with what it adds for waiting jobs.
-STARTS = {"": 1200, "--nodes=2": 0, "--time=0:10:00": 1200, "--partition=ondemand": 0, "--partition=spot-cancel": 0}
+STARTS = {
+    "": 1200,
+    "--nodes=2": 0,
+    "--time=0:10:00": 1200,
+    "--time=0:05:00": 0,
+    "--partition=ondemand": 0,
+    "--partition=spot-cancel": 0,
+}
 
 
 class Answers:
@@ -145,11 +152,32 @@ def test_a_pinned_job_is_asked_about_without_its_nodes_and_their_state_is_named(
     facts = ask(slurm, "ReqNodeNotAvail, UnavailableNodes:node3", starts_at=None)
     assert facts.notes == ["node3 is idle+drain: bad disk (by root)"]
     assert facts.alternatives[0].override == "slurm.nodelist=null"
-    assert "nodelist" not in slurm.calls[1][1]
+    assert "nodelist" not in slurm.calls[0][1]
+    # What it would get unchanged says nothing about a job that cannot start.
+    assert facts.unchanged_at is None
+
+
+@pytest.mark.parametrize(
+    ("reason", "changes"),
+    [
+        ("PartitionNodeLimit", ["resources.nodes=2", "slurm.partition=spot-cancel", "slurm.partition=ondemand"]),
+        ("PartitionTimeLimit", ["resources.time=0:05:00", "slurm.partition=spot-cancel", "slurm.partition=ondemand"]),
+    ],
+)
+def test_what_a_partition_does_not_allow_is_changed_to_what_one_allows(
+    ask: Callable[..., QueueFacts], reason: str, changes: list[str]
+) -> None:
+    slurm = Answers(reason)
+    slurm.texts["scontrol --oneliner show partition"] = PARTITIONS.replace(
+        "MaxNodes=UNLIMITED MaxTime=04:00:00", "MaxNodes=2 MaxTime=00:05:00", 1
+    ) + PARTITIONS.splitlines()[0].replace("Name=spot", "Name=short").replace("04:00", "00:10")
+    facts = ask(slurm, reason)
+    assert [each.override for each in facts.alternatives] == changes
+    assert any("partition spot allows" in note for note in facts.notes)
 
 
 def test_what_no_other_request_helps_is_not_asked(ask: Callable[..., QueueFacts]) -> None:
-    slurm = Answers(waiting="63_[2-8%2]|4294901705|1|1|20:00|spot|JobArrayTaskLimit\n")
+    slurm = Answers()
     assert ask(slurm, "JobArrayTaskLimit").notes == ["of its array, at most 2 run at once (sweep.parallel)"]
     assert ask(slurm, "QOSMaxJobsPerUserLimit").notes[-2:] == [
         "QOS normal has the limit MaxJobsPU=1, and 1 of it is in use",

@@ -75,6 +75,7 @@ def test_what_is_wrong_or_slow_is_in_the_first_line(
     [
         ("pending", "its nodes are busy (Resources)", "it waits: its nodes are busy (Resources)"),
         ("pending", "after pretrain (running, step 120)", "it starts after pretrain (running, step 120)"),
+        ("pending", "it waits for another job (Dependency)", "it waits for another job (Dependency)"),
         ("pending", "cannot start: run x failed", "it cannot start: run x failed"),
         ("pending", "waits for its turn: of its sweep", "it waits for its turn: of its sweep"),
         ("pending", "", "it waits: nothing says for what"),
@@ -140,5 +141,5 @@ def test_a_job_is_described_by_what_it_asks_for_and_depends_on() -> None:
         "it waits for the success of job 5 (cnn-r5)", "it waits for the start of job 6_1", "x",
     ]  # fmt: skip
     lines = [*describe_queue(QueueFacts(job_id="7", record={"Partition": "p"}, ahead=1), "Priority", None, {})]
-    assert lines[1] == "1 other waiting job before it, for the same nodes"
+    assert lines[1] == "1 other job waits before it for the same nodes"
     assert [*describe_queue(QueueFacts(job_id="7"), "", None, {})] == []

@@ -259,7 +259,9 @@ class AttemptJournals:
             cause = f"no step was finished for too long: {hang['why']}"
             host = self.hosts.get(first, "") if first is not None else ""
             at = datetime.fromisoformat(hang["at"]).timestamp()
-            hit = journaled(name="hang", role=ROOT, cause=cause, fix=fix, at=at, exact=True, line=number)
+            # Ranks that were started again went on after it.
+            role = NOTE if hang["round"] < len(facts["restarts"]) else ROOT
+            hit = journaled(name="hang", role=role, cause=cause, fix=fix, at=at, exact=True, line=number)
             yield replace(hit, rank=first, host=host)
         for number, passed_over in enumerate(facts["passed_over"]):
             cause = f"its ranks did not continue from {passed_over['path']}, since {passed_over['why']}"

@@ -6,7 +6,7 @@ import contextlib
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from statistics import fmean
 from typing import TYPE_CHECKING, Any
@@ -133,13 +133,7 @@ def explain(
     else:
         activity = replace(read_activity(workspace, run_id, attempt), limit_at=_limit_at(workspace, record, attempt))
         answer = answers.running(record, attempt, activity, time.time(), _stopping(workspace, run, attempt))
-    return _explanation(answer, diagnosis)
-
-
-def _explanation(answer: StateAnswer, diagnosis: AttemptDiagnosis) -> Explanation:
-    return Explanation(
-        headline=answer.headline, details=answer.details, advice=answer.advice, diagnosis=diagnosis
-    )  # fmt: skip
+    return Explanation(**asdict(answer), diagnosis=diagnosis)
 
 
 def _limit_at(workspace: Workspace, record: RunRecord, attempt: Attempt) -> float | None:

@@ -105,14 +105,19 @@ def ended(run: Mapping[str, Any], attempts: Sequence[Attempt], canceller: str = 
         attempts: All of its attempts, the oldest first.
         canceller: Who cancelled its job in Slurm; empty: unknown, or nobody.
     """
-    took = _took(run)
     steps = "" if run["step"] is None else f"{run['step']} step{'s' * (run['step'] != 1)}"
     if run["deleted_at"] is not None:
         return StateAnswer(headline=f"it is {run['state']}, and {run['reason']}")
     if run["state"] == "completed":
-        completed = " ".join(filter(None, ("it completed", steps, took and f"in {took}")))
-        parts = [completed, *_interruptions(attempts), _lost(run)]
-        return StateAnswer(headline=", ".join(filter(None, parts)), advice=_not_together(attempts))
+        took = ""
+        if run["started_at"] and run["ended_at"]:
+            begin, end = (datetime.fromisoformat(run[name]).timestamp() for name in ("started_at", "ended_at"))
+            took = f"in {format_span(max(0.0, end - begin))}"
+        completed = " ".join(filter(None, ("it completed", steps, took)))
+        lost = f"{run['lost_steps']} steps trained twice" if run["lost_steps"] else ""
+        apart = str(attempts[-1].evidence.get(APART) or "") if attempts else ""
+        headline = ", ".join(filter(None, (completed, *_interruptions(attempts), lost)))
+        return StateAnswer(headline=headline, advice=[apart] if apart else [])
     if run["state"] == "cancelled":
         # As in "cancelled after step 7", "cancelled in Slurm"; a search says why it ended the run.
         reason = str(run["reason"])
@@ -204,23 +209,7 @@ def _nodes(attempt: Attempt, activity: Activity) -> Iterator[str]:
     yield on + (f": {', '.join(use)}" if use else "")
 
 
-def _took(run: Mapping[str, Any]) -> str:
-    if not (run["started_at"] and run["ended_at"]):
-        return ""
-    begin, end = (datetime.fromisoformat(run[name]).timestamp() for name in ("started_at", "ended_at"))
-    return format_span(max(0.0, end - begin))
-
-
 def _interruptions(attempts: Sequence[Attempt]) -> Iterator[str]:
     causes = Counter(attempt.cause for attempt in attempts[:-1] if attempt.cause not in (None, "completed"))
     if causes:
         yield f"{len(attempts)} attempts ({', '.join(f'{count} {cause}' for cause, count in causes.items())})"
-
-
-def _lost(run: Mapping[str, Any]) -> str:
-    return f"{run['lost_steps']} steps trained twice" if run["lost_steps"] else ""
-
-
-def _not_together(attempts: Sequence[Attempt]) -> list[str]:
-    apart = str(attempts[-1].evidence.get(APART) or "") if attempts else ""
-    return [apart] if apart else []

@@ -262,6 +262,13 @@ def test_the_culprit_of_a_hang_is_found_among_the_ranks_of_all_nodes(logged: Log
     assert (root.first.name, root.first.rank, root.first.host, root.count) == ("hang", 2, "n1", 1)
     assert "rank 2" in root.first.cause
     assert root.first.at == logged.failed
+    # Ranks that were started again have gone on after it: whatever ended the attempt came later.
+    logged.sim.node("restart", 0, at=logged.failed + 5, round=1, cause="hang", why="x")
+    for node in range(2):
+        logged.ends(node, "timeout", after=LASTED + 60, reason="the time limit was reached")
+    diagnosed = logged.diagnose()
+    assert [match.first.role for match in diagnosed.diagnosis.others] == ["note"]
+    assert diagnosed.headline.startswith("the time limit was reached")
 
 
 def test_a_hang_of_a_data_loader_is_told_with_the_ways_to_avoid_a_worker_that_hangs_in_its_fork(logged: Logged) -> None:

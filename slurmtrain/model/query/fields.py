@@ -93,6 +93,16 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     return varying + [name for name in values if counts[name] < len(flat) and name not in set(varying)]
 
 
+def shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """The settings that all of several runs have, with the same values; those of a single run.
+
+    Args:
+        settings: The settings of each run, such as its parameters.
+    """
+    varying = set(differing(settings))
+    return {name: value for name, value in flattened(settings[0] if settings else {}) if name not in varying}
+
+
 def identity(value: Any) -> Any:
     """Something hashable that is equal for equal values: 1 and 1.0 are, 1 and true are not."""
     if isinstance(value, int | float) and not isinstance(value, bool):

@@ -1,0 +1,130 @@
+"""A sweep as one entry of a list: its states, the values that it tries, its best run, and what went wrong."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from slurmtrain.model.query.comparison import count_states
+from slurmtrain.model.query.fields import differing, flattened, identity, number_of
+from slurmtrain.model.query.measures import is_larger_better
+from slurmtrain.model.run.reasons import commonest
+
+# What several runs together do not have.
+_EMPTY = dict.fromkeys(("step", "total_steps", "eta_seconds", "steps_per_second", "checkpoint"))
+# Runs that somebody may have to look at; none of them is the best.
+_BROKEN = frozenset({"failed", "lost", "unreadable"})
+# Beginnings of the names of metrics that say more about a run than those of its training data.
+_HELD_OUT = ("val", "eval", "test")
+
+
+class Objective(NamedTuple):
+    """What a sweep is for: a ``metric``, and whether ``larger`` values of it are better."""
+
+    metric: str
+    larger: bool
+
+
+def fold_sweep(runs: Sequence[Mapping[str, Any]], objective: Objective | None = None) -> dict[str, Any]:
+    """What a list shows of a sweep, partly under the names of the fields of a run.
+
+    Also ``states``, how many runs are in each; ``swept``, the different values of each setting that has several;
+    ``best``, the best run by the objective, with its value; and ``errors``, the commonest reason of failures.
+
+    Args:
+        runs: RUN of the JSON of each.
+        objective: What the sweep is for; None: what names of metrics say.
+    """
+    states = Counter(run["state"] for run in runs)
+    reason, count = commonest(run["reason"] for run in runs if run["state"] in _BROKEN)
+    return {
+        **_EMPTY,
+        "id": runs[0]["sweep"],
+        "name": _shared_name([run["name"] for run in runs]),
+        "state": count_states(list(states.elements())),
+        "states": dict(states),
+        "params": {},
+        "submitted_at": min((run["submitted_at"] for run in runs if run["submitted_at"]), default=None),
+        "metrics": {},
+        "swept": swept_values([run["params"] for run in runs]) or swept_values([_resources(run) for run in runs]),
+        "best": _best(runs, objective),
+        "errors": {"reason": reason, "runs": count} if count else None,
+        # What they all wait for, or why they will never start.
+        "reason": "",
+    }
+
+
+def is_folded(line: Mapping[str, Any]) -> bool:
+    """Whether an entry of a list stands for a sweep, not for a run."""
+    return "swept" in line
+
+
+def states_of(line: Mapping[str, Any]) -> list[str]:
+    """The states of the runs that an entry of a list stands for."""
+    return list(Counter(line["states"]).elements()) if is_folded(line) else [line["state"]]
+
+
+def _shared_name(names: Iterable[str]) -> str:
+    """The name of all, or a pattern that they match: they may contain swept values."""
+    different = list(dict.fromkeys(names))
+    if len(different) == 1:
+        return different[0]
+    begin = common_beginning(different)
+    end = common_beginning([name[len(begin) :][::-1] for name in different])[::-1]
+    return f"{begin}*{end}" if begin or end else f"{different[0]} and {len(different) - 1} more"
+
+
+def common_beginning(texts: Sequence[str]) -> str:
+    """The longest text with which all of these begin."""
+    first, last = min(texts, default=""), max(texts, default="")
+    # All others lie between the two.
+    same = next((place for place, (a, b) in enumerate(zip(first, last, strict=False)) if a != b), len(first))
+    return first[:same]
+
+
+def _resources(run: Mapping[str, Any]) -> dict[str, Any]:
+    return {"resources": run["resources"] or {}}
+
+
+def swept_values(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The different values of each setting that has several: numbers in order, others as they come.
+
+    Args:
+        settings: The settings of each run.
+    """
+    flat = [dict(flattened(of_run)) for of_run in settings]
+    swept = {}
+    for name in differing(settings):
+        values = list({identity(of_run[name]): of_run[name] for of_run in flat if name in of_run}.values())
+        numbers = [number_of(value) for value in values]
+        if None not in numbers:
+            values = [values[place] for place in sorted(range(len(values)), key=lambda place: numbers[place] or 0.0)]
+        swept[name] = values
+    return swept
+
+
+def _best(runs: Sequence[Mapping[str, Any]], objective: Objective | None) -> dict[str, Any] | None:
+    """The run with the best newest value, apart from runs that have failed; None if nothing shows which that is."""
+    candidates = [(run["id"], run["metrics"]) for run in runs if run["state"] not in _BROKEN]
+    objective = objective or _guess(name for _, metrics in candidates for name in metrics)
+    if objective is None:
+        return None
+    values = [
+        (value, run_id)
+        for run_id, metrics in candidates
+        if isinstance(value := metrics.get(objective.metric), int | float) and math.isfinite(value)
+    ]
+    if not values:
+        return None
+    value, run_id = (max if objective.larger else min)(values, key=lambda pair: pair[0])
+    return {"run": run_id, "metric": objective.metric, "value": value}
+
+
+def _guess(metrics: Iterable[str]) -> Objective | None:
+    """The first metric whose name shows which values are better, rather one of data that no run has trained on."""
+    guesses = [
+        Objective(name, larger) for name in dict.fromkeys(metrics) if (larger := is_larger_better(name)) is not None
+    ]
+    return min(guesses, key=lambda each: not each.metric.lower().startswith(_HELD_OUT), default=None)

@@ -82,7 +82,7 @@ class Registry:
     ) -> list[RunHandle]:
         """The runs that all of this holds for, oldest first; docs/queries.md explains conditions.
 
-        Archived runs are left out unless a condition asks for ``archived``.
+        Archived and deleted runs are left out unless a condition asks for ``archived`` or ``deleted_at``.
 
         Args:
             names: Names, for the newest submission of each, one run or all of its sweep; ids, patterns such as

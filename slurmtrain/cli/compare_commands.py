@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli import formatting, options, output, tables
+from slurmtrain.cli.drawing import GAP, Column
 from slurmtrain.cli.options import over_option, split_words, where_option
-from slurmtrain.cli.tables import GAP, Column, field_column, run_columns
+from slurmtrain.cli.tables import field_column, run_columns
 from slurmtrain.model.query.comparison import count_states
 from slurmtrain.ops.shared.workspace import Workspace
 

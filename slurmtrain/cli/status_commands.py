@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @options.some_runs_argument
 @options.question_options
 @click.option("--all", "all_runs", is_flag=True, help=f"List all runs, not only open ones and the newest {NEWEST}.")
-@click.option("--no-fold", "unfolded", is_flag=True, help="List each run of a sweep, not one line for all of them.")
+@click.option("--no-fold", "unfolded", is_flag=True, help="List each run of a sweep, not one entry for all of them.")
 @click.option("--tree", is_flag=True, help="Print below each run those that start after it, with all of its chain.")
 @click.option("--watch", is_flag=True, help="Refresh until interrupted.")
 @options.interval_option
@@ -41,13 +41,13 @@ def status_command(
 ) -> int:  # fmt: skip
     """List runs: first the runs that may still change, then the newest.
 
-    RUN may also be a pattern such as 'cnn*', or the id of a sweep. If nothing is asked, a sweep is one line: how many
-    of its runs are in each state, and the best values of its metrics. Fields in --where, --sort and --columns have the
-    names of the JSON; docs/queries.md explains conditions.
+    RUN may also be a pattern such as 'cnn*', or the id of a sweep. If nothing is asked, a sweep is one entry: how many
+    of its runs are in each state, the values that it tries, its best run and the commonest error. Fields in --where,
+    --sort and --columns have the names of the JSON; docs/queries.md explains conditions.
 
-    On a terminal each run is one line, and columns that do not fit are left out; elsewhere everything is printed. It
-    only reads journals and checks processes; it never starts or ends anything. --all also lists archived runs and,
-    where a group shares the runs root, the other users' runs.
+    On a terminal each run is one line; columns that do not fit are named below, and runs that are not listed counted.
+    Elsewhere everything is printed. It only reads journals and checks processes; it never starts or ends anything.
+    --all also lists archived and deleted runs and, where a group shares the runs root, the other users' runs.
     """
     if as_csv and as_json:
         raise click.UsageError("--csv and --json exclude each other")
@@ -65,7 +65,7 @@ def status_command(
             output.note(f"no runs in {workspace.root.path}; 'slurmtrain submit' starts one")
         _print_selection(workspace, question, selection, as_csv=as_csv, as_json=as_json)
         if not for_programs:
-            _describe_sweeps(workspace, names, selection)
+            _describe_rest(workspace, names, selection)
             for line in describe_unmirrored(workspace, selection.runs):
                 output.note(line)
         return 0
@@ -79,7 +79,7 @@ def status_command(
                 selection = _look(workspace, question)
                 lines, size = _indented(selection.lines), (live.console.width, live.console.height)
                 columns = tables.columns_of(lines, selection.fields, question.columns)
-                live.update(tables.screen(lines, columns, size, selection.cut), refresh=True)
+                live.update(tables.screen(lines, columns, size, _states_of_unlisted(selection)), refresh=True)
                 time.sleep(interval)
     # Both loops go on until Ctrl-C, or until the reader of a pipe is gone: main() has exit codes for these.
     while True:
@@ -99,27 +99,45 @@ def _look(workspace: Workspace, question: Question) -> Selection:
     return selection
 
 
-def _describe_sweeps(workspace: Workspace, names: Sequence[str], selection: Selection) -> None:
-    """Summarize the sweeps that were named, below their runs."""
-    for name in names:
-        runs = [run for run in selection.runs if run["sweep"] == name]
-        if runs:
-            from slurmtrain.model.query.comparison import describe_sweep
+def _describe_rest(workspace: Workspace, names: Sequence[str], selection: Selection) -> None:
+    """Say below the runs what is not there, and how to see it; sum up the sweeps that were named."""
+    from slurmtrain.model.query.folding import fold_sweep, is_folded
+    from slurmtrain.ops.query.select import objectives_of
 
-            output.note(describe_sweep(runs))
-            for search in _searches(workspace, [name], selection):
-                output.note(str(search))
+    if unlisted := _states_of_unlisted(selection):
+        remedy = "--limit lists more" if selection.cut else "'slurmtrain status --all' lists all"
+        output.note(f"{tables.describe_others(unlisted)}; {remedy}")
+    if folded := [line["id"] for line in selection.lines if is_folded(line)]:
+        sweep = folded[0] if len(folded) == 1 else "SWEEP"
+        output.note(f"'slurmtrain status {sweep}' lists the runs of {'the' if len(folded) == 1 else 'a'} sweep")
+    for sweep in _named_sweeps(names, selection):
+        runs = [run for run in selection.runs if run["sweep"] == sweep]
+        # Of a part of them, the best run and the ranges would be wrong.
+        if not selection.cut:
+            goals = objectives_of(workspace, {sweep: runs[0]["id"]})
+            output.note(f"sweep {sweep}: {' '.join(formatting.sweep_parts(fold_sweep(runs, goals.get(sweep))))}")
+        for search in _searches(workspace, [sweep], selection):
+            output.note(str(search))
+
+
+def _states_of_unlisted(selection: Selection) -> Sequence[str]:
+    return selection.cut or [state for state, count in selection.unlisted.items() for _ in range(count)]
 
 
 def _searches(workspace: Workspace, names: Sequence[str], selection: Selection) -> Sequence[SearchSummary]:
     """The searches that were named. ``selection``: what is listed."""
-    sweeps = {run["sweep"] for run in selection.runs}
-    searches = [name for name in names if name in sweeps]
-    if not searches:
+    sweeps = _named_sweeps(names, selection)
+    if not sweeps:
         return []
     from slurmtrain.ops.query.trials import summarize
 
-    return summarize(workspace, searches)
+    return summarize(workspace, sweeps)
+
+
+def _named_sweeps(names: Sequence[str], selection: Selection) -> list[str]:
+    """The sweeps of listed runs that were named, by their id or by the name of their runs."""
+    swept = (run for run in selection.runs if names and run["sweep"])
+    return list(dict.fromkeys(run["sweep"] for run in swept if run["sweep"] in names or run["name"] in names))
 
 
 def _print_selection(
@@ -143,8 +161,6 @@ def _print_selection(
         tables.print_runs(selection.runs, only=question.columns)
     elif selection.runs:
         tables.print_runs(_indented(selection.lines), selection.fields)
-    if selection.cut:
-        output.note(tables.describe_others(selection.cut))
 
 
 def _indented(lines: Sequence[Mapping[str, Any]]) -> Sequence[Mapping[str, Any]]:
@@ -236,7 +252,7 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     from slurmtrain.cli import describe
     from slurmtrain.model.run.lineage import AFTER, Parent
 
-    reason = f": {formatting.localized(run['reason'])}" if run["reason"] else ""
+    reason = f": {formatting.reason(run)}" if run["reason"] else ""
     ahead = f"  {formatting.rate(run)}, {formatting.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""
     # Lines of their own say what is merely before or after a run.
     parents, children = ([each for each in run[kind] if each["relation"] != AFTER] for kind in ("parents", "children"))
@@ -332,7 +348,7 @@ def _attempt_facts(attempt: dict[str, Any], *, measured: bool) -> Iterator[tuple
     from slurmtrain.cli import describe
 
     begin, end, last = attempt["started_at"], attempt["ended_at"], attempt["last_step"]
-    yield "reason", formatting.localized(attempt["reason"])
+    yield "reason", formatting.reason(attempt)
     yield "nodes", describe.count_and_nodes(attempt["nodes"])
     if begin:
         length = f" ({formatting.duration(formatting.between(begin, end))})" if end else ""

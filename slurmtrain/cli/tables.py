@@ -1,63 +1,48 @@
-"""Tables: the columns of runs and checkpoints, how many of them fit on a terminal, and how they are drawn.
+"""Tables: the columns of runs and checkpoints in all lists, and how tables are printed.
 
-On a terminal they are drawn by rich; elsewhere they are plain columns, which other programs can read.
+On a terminal :mod:`.drawing` fits them to its width; elsewhere they are plain columns, which other programs can read.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.cli import formatting, output
+from slurmtrain.cli.drawing import LEAST, Column, cell_len, draw, shorten_names, wrap
 from slurmtrain.cli.output import LONGEST_CELL, printable, shortened
-from slurmtrain.model.query.fields import differing, flattened, is_time, value_of, write_value
+from slurmtrain.model.query.comparison import count_states
+from slurmtrain.model.query.fields import differing, flattened, is_time, shared_settings, value_of, write_value
+from slurmtrain.model.query.folding import is_folded, states_of
 from slurmtrain.model.written import plain_numbers
 
 if TYPE_CHECKING:
+    from slurmtrain.cli.drawing import Drawing
     from slurmtrain.ops.submit.notes import Preview
 
-STATE_STYLES = {
-    "running": "cyan", "completed": "green", "failed": "red", "lost": "red", "cancelled": "yellow",
-    "pending": "magenta", "unreadable": "red",
-}  # fmt: skip
-# Cells between two columns.
-GAP = 2
-# The narrowest that a column is cut to: a character and an ellipsis say nothing.
-_LEAST = 4
-# Cells that show that there is nothing to show.
-_EMPTY = ("", "-")
 # Cells that a column which wraps keeps on a narrow terminal.
 _LEAST_WRAPPED = 20
-
-
-@dataclass(frozen=True, slots=True)
-class Column:
-    """A column of a table.
-
-    ``cell``: the text of a record, such as RUN of the JSON, in this column. ``room``: where a row is one line, the
-    least width that makes the column worth showing if its content is wider, which is then cut, in cells; None: all of
-    its content. ``rank``: columns of a lower rank get their room first; columns of rank 0 are shown on any terminal.
-    """
-
-    title: str
-    cell: Callable[[Any], str] = str
-    room: int | None = None
-    rank: int = 0
 
 
 # --- columns of runs --------------------------------------------------------------------------------------------------
 
 RUN_COLUMNS: Mapping[str, Column] = {
-    "user": Column("USER", lambda run: run["user"]),
+    "user": Column("USER", lambda run: run["user"], 8),
     "id": Column("ID", lambda run: run["id"]),
-    "name": Column("NAME", lambda run: run["name"], 20),
+    "name": Column(
+        "NAME",
+        lambda run: run["name"],
+        14,
+        fitted=lambda runs, width: shorten_names([run["name"] for run in runs], width),
+    ),
     "state": Column("STATE", lambda run: run["state"]),
-    "params": Column("PARAMS", lambda run: formatting.params(run["params"]) or "-", 14),
+    "params": Column("PARAMS", formatting.params_of, 12, fitted=formatting.params_within),
     "step": Column("STEP", formatting.steps),
     "progress": Column("PROGRESS", lambda run: formatting.bar(run["step"], run["total_steps"])),
     "age": Column("AGE", lambda run: formatting.age(run["submitted_at"])),
@@ -65,9 +50,19 @@ RUN_COLUMNS: Mapping[str, Column] = {
     "eta": Column("ETA", lambda run: formatting.duration(run["eta_seconds"])),
     "rate": Column("RATE", formatting.rate),
     "checkpoint": Column("CHECKPOINT", formatting.newest_checkpoint),
-    "reason": Column("REASON", lambda run: formatting.localized(run["reason"] or ""), 24),
+    "reason": Column("REASON", formatting.reason, 18),
 }
 """What lists show of runs, by name."""
+LISTS: Mapping[str, tuple[str, str]] = {
+    "status": ("id name state params step age metrics eta rate checkpoint reason",
+               "step params reason age metrics eta rate checkpoint"),
+    # By worth on a page that is watched: how far runs are, what tells them apart, when they are done.
+    "top": ("id name state params step progress age eta rate metrics reason",
+            "step params reason eta age progress rate metrics"),
+    "wait": ("id name state params progress step eta rate metrics reason",
+             "params step eta progress reason metrics rate"),
+}  # fmt: skip
+"""Of lists of runs: the columns in order, and those that narrow terminals leave out, the last first."""
 CHECKPOINT_COLUMNS: Mapping[str, Column] = {
     "step": Column("STEP", formatting.step_saved),
     "size": Column("SIZE", lambda checkpoint: formatting.size(checkpoint["bytes"])),
@@ -82,15 +77,12 @@ CHECKPOINT_COLUMNS: Mapping[str, Column] = {
     "forks": Column("FORKS", lambda checkpoint: ", ".join(checkpoint["forks"]) or "-"),
 }
 """What lists show of checkpoints (CHECKPOINT of the JSON), by name."""
-# Of lists: the columns in order, and those that narrow terminals leave out, the last first.
-_STATUS = ("id name state params step age metrics eta rate checkpoint reason",
-           "step params age reason metrics eta rate checkpoint")  # fmt: skip
 # Fields that columns show anyway, though not under their names.
 _SHOWN = frozenset({"id", "name", "state", "step", "reason", "submitted_at", "eta_seconds", "steps_per_second"})
 # Behind these stands what a question is about.
 _FIRST = 3
-# Lines of a screen that the rows of a table do not get: its header, what is left out, and the cursor's.
-_OTHER_LINES = 3
+# Before the parameters that all runs of a list have in common.
+_SHARED = "the same in all: "
 # Cells of a field that somebody asked for, before it is cut.
 _ROOM_OF_FIELDS = 8
 # What CSV has of each run, before its parameters and metrics, and behind them.
@@ -112,7 +104,9 @@ def run_columns(names: str, by_worth: str, params: Sequence[str] | None = None) 
     ranks = {name: rank for rank, name in enumerate(by_worth.split(), 1)}
     chosen = {name: replace(RUN_COLUMNS[name], rank=ranks.get(name, 0)) for name in names.split()}
     if params is not None and "params" in chosen:
-        chosen["params"] = replace(chosen["params"], cell=lambda run: formatting.params(run["params"], params) or "-")
+        fitted = partial(formatting.params_within, names=params)
+        cell = partial(formatting.params_of, names=params)
+        chosen["params"] = replace(chosen["params"], cell=cell, fitted=fitted)
     return list(chosen.values())
 
 
@@ -134,29 +128,33 @@ def field_column(name: str, rank: int = 0, room: int | None = None) -> Column:
     return Column(name, cell, room, rank)
 
 
-def columns_of(runs: Sequence[Mapping[str, Any]], fields: Sequence[str] = (), only: Sequence[str] = ()) -> list[Column]:
+def columns_of(
+    runs: Sequence[Mapping[str, Any]], fields: Sequence[str] = (), only: Sequence[str] = (), name: str = "status"
+) -> list[Column]:
     """The columns of a list of runs.
 
     Args:
-        runs: RUN of the JSON.
+        runs: RUN of the JSON; some may stand for sweeps.
         fields: Names of further fields that matter to who asked for the runs.
         only: The names of all fields to show; empty: the usual columns.
+        name: Which of :data:`LISTS` it is.
     """
     if only:
-        return [field_column(name, room=None if name in ("id", "state") else _ROOM_OF_FIELDS) for name in only]
-    fields = [name for name in fields if name not in _SHOWN]
-    params = [name for name in differing([run["params"] for run in runs]) if f"params.{name}" not in fields]
-    columns = run_columns(*_STATUS, params)
-    # A line that stands for a sweep has the states of all its runs.
-    if any("attempt" not in run for run in runs):
-        columns[_FIRST - 1] = replace(columns[_FIRST - 1], room=16)
-    columns[_FIRST:_FIRST] = [field_column(name, rank=1) for name in fields]
+        return [field_column(each, room=None if each in ("id", "state") else _ROOM_OF_FIELDS) for each in only]
+    fields = [each for each in fields if each not in _SHOWN]
+    settings = [run["params"] for run in runs if not is_folded(run)]
+    columns = run_columns(*LISTS[name], [each for each in differing(settings) if f"params.{each}" not in fields])
+    columns[_FIRST:_FIRST] = [field_column(each, rank=1) for each in fields]
     return [*run_columns("user", ""), *columns] if any("user" in run for run in runs) else columns
 
 
 def print_runs(runs: Sequence[Mapping[str, Any]], fields: Sequence[str] = (), only: Sequence[str] = ()) -> None:
-    """Print runs, a line each, with the columns that :func:`columns_of` gives ``runs``, ``fields`` and ``only``."""
+    """Print runs, with the columns that :func:`columns_of` gives ``runs``, ``fields`` and ``only``."""
     print_lines(columns_of(runs, fields, only), runs)
+    settings = [run["params"] for run in runs if not is_folded(run)]
+    if output.is_terminal(sys.stdout) and not only and (shared := shared_settings(settings)):
+        line = formatting.params_within([{"params": shared}], output.width() - len(_SHARED))[0]
+        output.note(_SHARED + line)
 
 
 def print_runs_csv(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:
@@ -187,10 +185,10 @@ def csv_cell(value: Any) -> Any:
 def screen(
     runs: Sequence[Mapping[str, Any]], columns: Sequence[Column], size: tuple[int, int], others: Sequence[str] = ()
 ) -> Any:
-    """Runs, a line each, as many as fit on a screen, and a line that counts the other ones: a rich renderable.
+    """Runs, as many as fit on a screen, and a line that counts the other ones: a rich renderable.
 
     Args:
-        runs: RUN of the JSON, the most important first.
+        runs: RUN of the JSON, the most important first; some may stand for sweeps.
         columns: What to show of them.
         size: The columns and lines of the screen, in cells.
         others: The states of more runs, which are counted only.
@@ -199,18 +197,31 @@ def screen(
     from rich.text import Text
 
     width, height = size
-    shown = runs[: max(1, height - _OTHER_LINES)]
-    drawn = drawn_lines(columns, shown, width)
-    others = [*(run["state"] for run in runs[len(shown) :]), *others]
-    if not others:
-        return drawn
-    return Group(drawn, Text(describe_others(others), style="dim", no_wrap=True, overflow="ellipsis"))
+    drawn = _draw(columns, runs[:height], width)
+
+    def notes(shown: int) -> list[str]:
+        rest = [*(state for run in runs[shown:] for state in states_of(run)), *others]
+        texts = (_describe_left_out(drawn, width), describe_others(rest) if rest else "")
+        return [line for text in texts if text for line in wrap(text, width)]
+
+    lines, shown = [drawn.header], 0
+    for shown, entry in enumerate(drawn.entries, 1):
+        # The last line is the cursor's.
+        if shown > 1 and len(lines) + len(entry) + len(notes(shown)) >= height:
+            shown -= 1
+            break
+        lines += entry
+    return Group(*lines, *(Text(note, style="dim", no_wrap=True) for note in notes(shown)))
 
 
 def describe_others(states: Sequence[str]) -> str:
     """How many more runs there are, by state."""
-    counts = ", ".join(f"{count} {state}" for state, count in Counter(states).most_common())
-    return f"and {len(states)} more: {counts}"
+    return f"and {len(states)} more: {count_states(states)}"
+
+
+def _describe_left_out(drawn: Drawing, width: int) -> str:
+    """Which columns have something to show, and no room."""
+    return f"no room in {width} columns for {', '.join(drawn.left_out)}" if drawn.left_out else ""
 
 
 def print_preview(preview: Preview) -> None:
@@ -232,17 +243,33 @@ def print_preview(preview: Preview) -> None:
 
 
 def print_lines(columns: Sequence[Column], records: Iterable[Any]) -> None:
-    """Print a table with a line for each record.
+    """Print a table with an entry for each record: a line, or a few for a sweep on a terminal.
 
     Args:
-        columns: The columns; on a terminal, columns that do not fit are left out.
-        records: A line each.
+        columns: The columns; on a terminal, columns that do not fit are left out, and named below.
+        records: An entry each.
     """
     if output.is_terminal(sys.stdout):
         drawer = console()
-        drawer.print(drawn_lines(columns, records, drawer.width))
+        drawn = _draw(columns, records, drawer.width)
+        _print_drawing(drawn, drawer)
+        output.note(_describe_left_out(drawn, drawer.width))
     else:
         print_columns(columns, records)
+
+
+def _draw(columns: Sequence[Column], records: Iterable[Any], width: int) -> Drawing:
+    """The entries of runs and sweeps. These have no cells from the state on, but parts beside and below one another."""
+    lead = next((index for index, column in enumerate(columns) if column.title == "STATE"), 0)
+    return draw(columns, records, width, formatting.sweep_parts if lead else lambda _: (), lead)
+
+
+def _print_drawing(drawn: Drawing, drawer: Any) -> None:
+    from rich.text import Text
+
+    lines = [drawn.header, *(line for entry in drawn.entries for line in entry)]
+    # rich itself respects NO_COLOR. Wrapped by the terminal, if at all: nothing is cut that was meant to be whole.
+    drawer.print(Text("\n").join(lines), soft_wrap=True)
 
 
 def print_columns(columns: Sequence[Column], records: Iterable[Any]) -> None:
@@ -257,25 +284,19 @@ def print_checkpoints(names: str, checkpoints: Sequence[Mapping[str, Any]]) -> N
 
 def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """Print a table, as :func:`print_columns`."""
-    if output.is_terminal(sys.stdout):
-        from rich.cells import cell_len
-
-        drawer = console()
-        lines = [headers, *([printable(shortened(cell, LONGEST_CELL)) for cell in row] for row in rows)]
-        content = [max(cell_len(line[index]) for line in lines) for index in range(len(headers))]
-        longest_word = max(cell_len(word) for line in lines for word in line[-1].split() or [""])
-        *cut, last = fit_wrapped(content, min(longest_word, _LEAST_WRAPPED), drawer.width)
-        # rich itself respects NO_COLOR. Only the last column is wrapped, between words where it can be.
-        drawn = _empty_table(zip(headers, cut, strict=False))
-        drawn.add_column(headers[-1], width=last, overflow="fold")
-        for line in lines[1:]:
-            drawn.add_row(*map(_styled, line))
-        drawer.print(drawn)
-        return
     headers, *rows = [[printable(shortened(cell, LONGEST_CELL)) for cell in row] for row in (headers, *rows)]
+    if output.is_terminal(sys.stdout):
+        longest = max((cell_len(word) for row in rows for word in row[-1].split()), default=0)
+        columns = [Column(title, itemgetter(index), LEAST) for index, title in enumerate(headers)]
+        # Only the last column is wrapped, between words where it can be.
+        columns[-1] = replace(columns[-1], room=max(cell_len(headers[-1]), min(longest, _LEAST_WRAPPED)), wraps=True)
+        drawer = console()
+        _print_drawing(draw(columns, rows, drawer.width), drawer)
+        return
     # All columns but the last, whose text may be long, are as wide as their widest cell.
-    widths = [max(len(line[column]) for line in [headers, *rows]) for column in range(len(headers) - 1)]
-    for line in [headers, *rows]:
+    lines = [headers, *rows]
+    widths = [max(len(line[column]) for line in lines) for column in range(len(headers) - 1)]
+    for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
         output.verbatim("  ".join([*cells, line[-1]]).rstrip())
 
@@ -299,104 +320,6 @@ def console(*, stderr: bool = False) -> Any:
         return Console(file=output.stdout(), width=output.width(), force_terminal=True)
     # By itself it follows changes of the terminal's width.
     return Console(stderr=stderr, width=output.width() if output.is_too_narrow() else None)
-
-
-def drawn_lines(columns: Sequence[Column], records: Iterable[Any], width: int) -> Any:
-    """A rich table with a line for each record, never wider than the terminal.
-
-    Args:
-        columns: The columns; columns that do not fit, or are empty, are left out.
-        records: A line each.
-        width: How wide the terminal is, in cells.
-    """
-    rows = [[printable(column.cell(record)) for column in columns] for record in records]
-    content = [content_width(column, map(cell_width, cells)) for column, *cells in zip(columns, *rows, strict=True)]
-    widths = fit(columns, content, width)
-    drawn = _empty_table((columns[index].title, wide) for index, wide in widths.items())
-    for row in rows:
-        drawn.add_row(*(_styled(row[index]) for index in widths))
-    return drawn
-
-
-def cell_width(cell: str) -> int:
-    """How many cells of a terminal the text of a ``cell`` takes; 0 if it shows that there is nothing."""
-    from rich.cells import cell_len
-
-    return 0 if cell in _EMPTY else cell_len(cell)
-
-
-def content_width(column: Column, cells: Iterable[int]) -> int:
-    """How wide a column is, with its title; 0 if it is empty and may be left out. ``cells``: how wide its cells are."""
-    wide = max(cells, default=0)
-    return max(wide, cell_width(column.title)) if wide or column.rank == 0 else 0
-
-
-def _empty_table(columns: Iterable[tuple[str, int]]) -> Any:
-    """A table without lines, which leaves the width to its cells. ``columns``: those that are cut, and their widths."""
-    from rich.table import Table
-
-    table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
-    for title, width in columns:
-        table.add_column(title, width=width, no_wrap=True, overflow="ellipsis")
-    return table
-
-
-def _styled(cell: str) -> Any:
-    from rich.text import Text
-
-    return Text(printable(cell), style=STATE_STYLES.get(cell, ""))
-
-
-# --- widths -----------------------------------------------------------------------------------------------------------
-
-
-def fit(columns: Sequence[Column], content: Sequence[int], width: int) -> dict[int, int]:
-    """The widths of the columns that are shown, by their index, in cells.
-
-    Args:
-        columns: The columns, from left to right.
-        content: How wide the widest cell of each is, with its title; 0: it is empty, and left out.
-        width: How wide the terminal is.
-    """
-    needs = [
-        wide if column.room is None else min(wide, column.room) for column, wide in zip(columns, content, strict=True)
-    ]
-    shown: dict[int, int] = {}
-    left = width + GAP
-    for index in sorted(range(len(columns)), key=lambda index: columns[index].rank):
-        if content[index] and (columns[index].rank == 0 or needs[index] + GAP <= left):
-            shown[index] = needs[index]
-            left -= needs[index] + GAP
-    shown = dict(sorted(shown.items()))
-    # Too wide: cells are taken from columns that may be cut, the last first, as far as that goes.
-    for index in reversed(shown):
-        if left < 0 and columns[index].room is not None:
-            reduction = min(-left, max(0, shown[index] - _LEAST))
-            shown[index] -= reduction
-            left += reduction
-    # Room is left: columns that are cut get equal parts, the last what the others do not need.
-    cut = sorted((index for index in shown if shown[index] < content[index]), key=lambda i: content[i] - shown[i])
-    for position, index in enumerate(cut if left > 0 else ()):
-        growth = min(content[index] - shown[index], left // (len(cut) - position))
-        shown[index] += growth
-        left -= growth
-    return shown
-
-
-def fit_wrapped(content: Sequence[int], least: int, width: int) -> list[int]:
-    """The widths of columns; the last is wrapped, and the widest others are cut if there is no other way.
-
-    Args:
-        content: How wide the widest cell of each column is, with its header, in cells.
-        least: Least readable width of the last column, in cells.
-        width: How wide the terminal is.
-    """
-    *others, last = content
-    width -= GAP * len(others)
-    last = min(last, max(least, width - sum(others)))
-    while others and sum(others) + last > width and max(others) > _LEAST:
-        others[others.index(max(others))] -= 1
-    return [*others, last]
 
 
 # --- progress ---------------------------------------------------------------------------------------------------------

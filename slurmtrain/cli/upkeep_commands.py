@@ -26,7 +26,7 @@ def delete_command(
 ) -> int:
     """Delete the checkpoints, logs and other files of each RUN, which must have ended.
 
-    A RUN may be a sweep, or a pattern such as 'cnn-*'. Its journals, metrics and plans stay, and its line in 'status'.
+    A RUN may be a sweep, or a pattern such as 'cnn-*'. Its journals, metrics and plans stay: 'status --all' lists it.
     What was written of it for CSV, TensorBoard and W&B goes, too. What its script wrote elsewhere stays, and so does
     what servers have. Exits with 1 if something could not be deleted.
     """

@@ -17,7 +17,7 @@ from slurmtrain.model.query.measures import Measure, read_measure
 from slurmtrain.model.run.events.base import is_text
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.registry import schema
-from slurmtrain.registry.queries import fetch
+from slurmtrain.registry.queries import fetch, is_deleted
 
 Clause = sa.ColumnElement[bool]
 
@@ -31,17 +31,18 @@ _KEY = re.compile(r"[A-Za-z0-9_/-]+")
 _SLACK_S = 0.01
 
 
-def candidates(connection: sa.Connection, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
+def candidates(connection: sa.Connection, conditions: Sequence[Condition], *, put_away: bool) -> list[str]:
     """The ids of the runs that may meet all conditions, oldest first.
 
     Args:
         connection: The connection to query.
         conditions: The conditions.
-        archived: Whether archived runs that have ended are among them.
+        put_away: Whether archived and deleted runs that have ended are among them.
     """
     # PostgreSQL fails at a JSON document with NaN, for the whole query.
     json = connection.dialect.name == "sqlite"
-    clauses = [] if archived else [~(schema.run.c.archived & schema.run.c.state.in_(sorted(ENDED)))]
+    hidden = (schema.run.c.archived | is_deleted()) & schema.run.c.state.in_(sorted(ENDED))
+    clauses = [] if put_away else [~hidden]
     clauses += [clause for each in conditions if (clause := _may_hold(each, json=json)) is not None]
     query = sa.select(schema.run.c.id).where(*clauses)
     return [row[0] for row in fetch(connection, query.order_by(schema.run.c.id))]

@@ -51,11 +51,19 @@ class IndexRow(NamedTuple):
     """The id of its sweep."""
     archived: bool = False
     """Whether lists leave it out."""
+    deleted_at: float | None = None
+    freed: int | None = None
+    """How many bytes the deletion of its files freed; None: it is not complete."""
 
     @property
     def ended(self) -> bool:
         """Whether it has ended; it may still be started again."""
         return self.state in ENDED
+
+    @property
+    def put_away(self) -> bool:
+        """Whether lists leave it out, since it is archived or deleted; not while it runs, which costs something."""
+        return self.ended and (self.archived or (self.deleted_at is not None and self.freed is not None))
 
     @property
     def unreadable(self) -> bool:
@@ -279,14 +287,40 @@ def named(connection: sa.Connection, names: Collection[str]) -> dict[str, IndexR
     return _fetch_index(connection, _index_rows().where(where).order_by(run.id))
 
 
-def worth_listing(connection: sa.Connection, newest: int) -> list[str]:
-    """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
+def worth_listing(connection: sa.Connection, newest: int, *, folds: bool = False) -> list[str]:
+    """The ids of the runs that have not ended and of the ``newest`` that are not put away, oldest first.
+
+    Args:
+        connection: The connection to query.
+        newest: How many.
+        folds: A sweep counts as one of the newest, and its newest run stands for it.
+    """
     run = schema.run.c
-    is_open = run.state.in_(_OPEN)
-    # Two statements, each with an index: a single one would read all rows.
-    shown = sa.select(run.id).where(~run.archived).order_by(run.id.desc()).limit(newest)
-    ids = {*connection.execute(sa.select(run.id).where(is_open)).scalars(), *connection.execute(shown).scalars()}
-    return sorted(ids)
+    ids = set(connection.execute(sa.select(run.id).where(run.state.in_(_OPEN))).scalars())
+    listed = sa.select(run.id, run.sweep).where(~run.archived, ~is_deleted())
+    # Each statement reads few rows by an index; a single one for all of them would read the whole table.
+    entries: dict[str, str] = {}
+    further: list[sa.ColumnElement[bool]] = []
+    while (room := newest - len(entries)) > 0:
+        rows = connection.execute(listed.where(*further).order_by(run.id.desc()).limit(room)).all()
+        for run_id, sweep in rows:
+            if not (folds and sweep in entries.values()):
+                entries[run_id] = sweep if folds and sweep else run_id
+        if len(rows) < room:
+            break
+        further = [run.id < rows[-1].id, sa.or_(run.sweep.is_(None), run.sweep.not_in(entries.values()))]
+    return sorted(ids | entries.keys())
+
+
+def is_deleted() -> sa.ColumnElement[bool]:
+    """The condition that the files of a run are deleted, all of them."""
+    return schema.run.c.deleted_at.is_not(None) & schema.run.c.freed.is_not(None)
+
+
+def state_counts(connection: sa.Connection) -> dict[str, int]:
+    """How many runs there are in each state."""
+    counts = connection.execute(sa.select(schema.run.c.state, sa.func.count()).group_by(schema.run.c.state))
+    return {str(state): int(count) for state, count in counts}
 
 
 def children(connection: sa.Connection, run_id: str) -> dict[str, str]:

@@ -15,7 +15,8 @@ SWEEP = "00000000sw"
 def write_run(workspace: Workspace, number: int, name: str = "cnn", **facts: Any) -> SimulatedRun:
     """A run with this number as its id, which was submitted ``days_ago``.
 
-    ``facts``: ``params``, ``metrics``, ``state`` (completed, failed, running, created), ``tags``, ``sweep``, ``host``,
+    ``facts``: ``params``, ``metrics``, ``state`` (completed, failed, running, pending,
+    created), ``tags``, ``sweep``, ``host``,
     ``archived``, ``days_ago``, ``spec`` (further keys of its spec), ``git``, ``versions``, ``resources``, and
     ``history``: what it had logged before, a mapping of metrics for each step.
     """
@@ -25,7 +26,7 @@ def write_run(workspace: Workspace, number: int, name: str = "cnn", **facts: Any
     sim = SimulatedRun(
         workspace.root.run(f"{number:010d}"), spec=spec, executor="local", job=f"local-{number}", now=now
     )
-    created = {key: facts.get(key) for key in ("sweep", "git")} | {"resources": facts.get("resources", {})}
+    created = {key: facts.get(key) for key in ("sweep", "git", "search")} | {"resources": facts.get("resources", {})}
     sim.created(name=name, params=params, command="python x.py", **created)
     if tags := facts.get("tags"):
         sim.command("tags", add=tags)
@@ -34,7 +35,10 @@ def write_run(workspace: Workspace, number: int, name: str = "cnn", **facts: Any
     state = facts.get("state", "completed")
     if state == "created":
         return sim
-    sim.submitted(process=ELSEWHERE).started(host=facts.get("host", "n1"))
+    sim.submitted(process=ELSEWHERE)
+    if state == "pending":
+        return sim
+    sim.started(host=facts.get("host", "n1"))
     if versions := facts.get("versions"):
         sim.node("preflight", findings=[{"check": "versions", "status": "pass", "summary": "", "evidence": versions}])
     for step, logged in enumerate(facts.get("history", ()), 1):

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError, QueryError
 from slurmtrain.model.query.fields import in_order, read_sort
+from slurmtrain.model.query.folding import Objective, fold_sweep, is_folded, states_of
 from slurmtrain.model.query.measures import Measure, read_measure
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.ops.shared.views import RunRecord
@@ -19,10 +21,9 @@ if TYPE_CHECKING:
     from slurmtrain.model.metrics.curves import Points
     from slurmtrain.model.query.conditions import Condition
     from slurmtrain.ops.shared.observe import ListedRuns
-    from slurmtrain.registry.queries import IndexRow
     from slurmtrain.registry.rows import Listed
 
-# How many runs are listed if nothing is asked, apart from runs that have not ended.
+# How many runs and sweeps are listed if nothing is asked, apart from runs that have not ended.
 NEWEST = 20
 # So many runs most often show all fields that there are.
 _EXAMPLES = 200
@@ -87,7 +88,8 @@ class Question:
 class Selection:
     """The answer.
 
-    ``runs``: RUN of the JSON, in order. ``cut``: states of the runs beyond the limit. ``fields``: the fields that the
+    ``runs``: RUN of the JSON, in order. ``cut``: states of the runs beyond the limit; ``unlisted``: how many others
+    there are in each state, if nothing was asked. ``fields``: the fields that the
     question sorts by, or compares by size. ``notes``: warnings. ``total``: how many runs there are. ``lines``: the runs
     as a list shows them, where each sweep may be one of them.
     """
@@ -98,6 +100,7 @@ class Selection:
     notes: Sequence[str] = ()
     total: int = 0
     lines: Sequence[Mapping[str, Any]] = ()
+    unlisted: Mapping[str, int] = field(default_factory=dict)
 
 
 def select_runs(workspace: Workspace, runs: ListedRuns, question: Question) -> Selection:
@@ -141,36 +144,61 @@ def select_runs(workspace: Workspace, runs: ListedRuns, question: Question) -> S
         unfolded = chain_lines(workspace, runs, shown, folds=False)
         folded = chain_lines(workspace, runs, shown, folds=True) if question.folds else unfolded
         return Selection(unfolded, cut, fields, notes, len(runs), folded)
-    lines = (
-        _fold(workspace, runs, shown, archived_too=question.all_runs)
-        if question.folds and not question.chooses
-        else shown
-    )
-    return Selection(shown, cut, fields, notes, len(runs), lines)
+    folds = question.folds and not question.chooses
+    lines = _fold(workspace, runs, shown, put_away_too=question.all_runs) if folds else shown
+    unlisted = {} if question.names or question.is_about_all else _unlisted(runs, lines)
+    return Selection(shown, cut, fields, notes, len(runs), lines, unlisted)
+
+
+def _unlisted(runs: ListedRuns, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
+    """How many runs there are in each state besides those that lines stand for."""
+    counts = Counter(runs.state_counts())
+    counts.subtract(state for line in lines for state in states_of(line))
+    return {state: count for state, count in counts.items() if count > 0}
 
 
 def _fold(
-    workspace: Workspace, runs: ListedRuns, shown: Sequence[Mapping[str, Any]], *, archived_too: bool
+    workspace: Workspace, runs: ListedRuns, shown: Sequence[Mapping[str, Any]], *, put_away_too: bool
 ) -> Sequence[Mapping[str, Any]]:
     """The runs that are ``shown``, with one line for all runs of a sweep in place of the first of them."""
     # The registry has no sweeps of other users, so their runs are not folded.
     sweeps = dict.fromkeys(run["sweep"] for run in shown if run["sweep"] and "user" not in run)
     if not sweeps:
         return shown
-    from slurmtrain.model.query.comparison import fold_sweep
+    index = runs.named(list(sweeps))
+    ids = [run_id for run_id, row in index.items() if row.sweep in sweeps and (put_away_too or not row.put_away)]
+    lines = fold_records(workspace, [RunRecord(workspace, listed) for listed in runs.fetch(ids).values()])
+    folded = {line["id"]: line for line in lines if is_folded(line)}
+    chosen = [folded.get(run["sweep"] or "", run) if "user" not in run else run for run in shown]
+    return list({line["id"]: line for line in chosen}.values())
 
-    rows = runs.named(list(sweeps))
-    folded: dict[str, Mapping[str, Any]] = {}
-    for sweep in sweeps:
-        of_sweep = [(run_id, row) for run_id, row in rows.items() if row.sweep == sweep]
-        ids = [run_id for run_id, row in of_sweep if archived_too or not _is_put_away(row)]
-        if len(ids) > 1:
-            folded[sweep] = fold_sweep([RunRecord(workspace, listed) for listed in runs.fetch(ids).values()])
-    lines: dict[str, Mapping[str, Any]] = {}
-    for run in shown:
-        line = folded.get(run["sweep"] or "", run) if "user" not in run else run
-        lines.setdefault(line["id"], line)
-    return list(lines.values())
+
+def fold_records(workspace: Workspace, records: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Runs, with one entry for all runs of a sweep in place of the first of several.
+
+    Args:
+        workspace: Where the runs are.
+        records: RUN of the JSON of each.
+    """
+    of_sweep: dict[str, list[Mapping[str, Any]]] = {}
+    for record in records:
+        of_sweep.setdefault(record["sweep"] or record["id"], []).append(record)
+    goals = objectives_of(workspace, {sweep: of[0]["id"] for sweep, of in of_sweep.items() if len(of) > 1})
+    return [fold_sweep(of, goals.get(sweep)) if len(of) > 1 else of[0] for sweep, of in of_sweep.items()]
+
+
+def objectives_of(workspace: Workspace, sweeps: Mapping[str, str]) -> dict[str, Objective]:
+    """What the searches among sweeps are for, by their ids.
+
+    Args:
+        workspace: Where the runs are.
+        sweeps: A run of each sweep, by the sweep's id.
+    """
+    from slurmtrain.model.run.events.command_events import RunCreated
+
+    created = workspace.store.events_of(list(sweeps.values()), RunCreated) if sweeps else {}
+    goals = {sweep: created[run_id][0].payload.search for sweep, run_id in sweeps.items() if created.get(run_id)}
+    return {sweep: Objective(str(goal["metric"]), goal.get("mode") == "max") for sweep, goal in goals.items() if goal}
 
 
 def by_worth(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
@@ -211,24 +239,20 @@ def _comparisons(conditions: Iterable[_Stated]) -> Iterator[Any]:
 
 def _candidates(workspace: Workspace, runs: ListedRuns, question: Question, conditions: Sequence[_Stated]) -> list[str]:
     """The ids of the runs that may be the answer, oldest first unless they are named. Raises RunNotFound."""
-    archived_too = question.all_runs or any(each.name == "archived" for each in _comparisons(conditions))
+    named = {each.name for each in _comparisons(conditions)}
+    put_away_too = question.all_runs or not named.isdisjoint(("archived", "deleted_at"))
     if question.names:
         from slurmtrain.ops.shared.find import choose_all
 
         groups = [choose_all(workspace, runs, [name], widely=question.namesakes) for name in question.names]
-        if not archived_too:
+        if not put_away_too:
             rows = runs.index_of([run_id for ids in groups for run_id in ids])
-            # A name that means archived runs only means them all the same.
-            groups = [[run_id for run_id in ids if not _is_put_away(rows[run_id])] or ids for ids in groups]
+            # A name that means only runs which are put away means them all the same.
+            groups = [[run_id for run_id in ids if not rows[run_id].put_away] or ids for ids in groups]
         return list(dict.fromkeys(run_id for ids in groups for run_id in ids))
     if not question.is_about_all:
-        return runs.worth_listing(NEWEST)
-    return runs.candidates([condition for _, condition in conditions], archived=archived_too)
-
-
-def _is_put_away(row: IndexRow) -> bool:
-    # What still runs is listed in any case: it costs something.
-    return row.archived and row.ended
+        return runs.worth_listing(NEWEST, folds=question.folds and not question.chooses)
+    return runs.candidates([condition for _, condition in conditions], put_away=put_away_too)
 
 
 def _examples(
@@ -406,9 +430,7 @@ def _line(workspace: Workspace, of_line: Sequence[Listed]) -> Mapping[str, Any]:
     records = [RunRecord(workspace, listed) for listed in of_line]
     if len(records) == 1:
         return records[0]
-    from slurmtrain.model.query.comparison import fold_sweep
-
     folded = fold_sweep(records)
     # What all of them wait for, or why they will never start.
     reasons = {record["reason"] for record in records if record["reason"]}
-    return {**folded, "reason": f"{reasons.pop()}; {folded['reason']}"} if len(reasons) == 1 else folded
+    return {**folded, "reason": reasons.pop()} if len(reasons) == 1 and not folded["errors"] else folded

@@ -84,27 +84,36 @@ class ListedRuns(Mapping[str, "Listed"]):
 
         return {} if self._store is None else self._store.ask(lambda db: queries.named(db, names))
 
-    def worth_listing(self, newest: int) -> list[str]:
-        """The ids of the runs that have not ended and of the ``newest`` that are not archived, oldest first."""
+    def worth_listing(self, newest: int, *, folds: bool = False) -> list[str]:
+        """The ids of the runs that have not ended and of the ``newest`` that are not put away, oldest first.
+
+        ``folds``: a sweep counts as one of the newest, and its newest run stands for it.
+        """
         if self._store is None:
             return []
         # Imported here: it imports SQLAlchemy.
         from slurmtrain.registry import queries
 
-        return self._store.ask(lambda db: queries.worth_listing(db, newest))
+        return self._store.ask(lambda db: queries.worth_listing(db, newest, folds=folds))
 
-    def candidates(self, conditions: Sequence[Condition], *, archived: bool) -> list[str]:
+    def state_counts(self) -> dict[str, int]:
+        """How many runs there are in each state."""
+        from slurmtrain.registry import queries
+
+        return {} if self._store is None else self._store.ask(queries.state_counts)
+
+    def candidates(self, conditions: Sequence[Condition], *, put_away: bool) -> list[str]:
         """The ids of the runs that may meet all conditions, oldest first.
 
         Args:
             conditions: The conditions.
-            archived: Whether archived runs that have ended are among them.
+            put_away: Whether archived and deleted runs that have ended are among them.
         """
         from slurmtrain.registry import narrowing
 
         if self._store is None:
             return []
-        return self._store.ask(lambda db: narrowing.candidates(db, conditions, archived=archived))
+        return self._store.ask(lambda db: narrowing.candidates(db, conditions, put_away=put_away))
 
     def behind(self) -> list[str]:
         """The ids of the runs that trackers may have only in part, oldest first."""

@@ -60,7 +60,7 @@ def call(workspace: Workspace, command: Any, *arguments: str) -> Result:
 
 
 def listed(workspace: Workspace) -> dict[str, dict[str, Any]]:
-    return {run["id"]: run for run in json.loads(call(workspace, status_command, "--json").stdout)["runs"]}
+    return {run["id"]: run for run in json.loads(call(workspace, status_command, "--json", "--all").stdout)["runs"]}
 
 
 def files(workspace: Workspace, run_id: str) -> set[str]:

@@ -57,7 +57,7 @@ def test_what_a_question_sorts_by_is_shown_on_80_columns(root: Path) -> None:
     header, *lines = on_a_terminal(root, 80, SWEEP, "--sort", "-metrics.acc", "--limit", "2")
     assert header.split()[:4] == ["ID", "NAME", "STATE", "metrics.acc"]
     assert [line.split()[3] for line in lines[:2]] == ["0.91", "0.9"]
-    assert lines[-1] == "and 4 more: 3 completed, 1 running" or len(lines) == 2
+    assert lines[-1] == "and 4 more: 1 running, 3 completed" or len(lines) == 2
 
 
 def test_chosen_columns_are_shown_also_if_they_are_empty(root: Path) -> None:
@@ -118,7 +118,7 @@ def test_watch_answers_the_question_again_and_again(root: Path) -> None:
         os.close(terminal)
         drawn = b""
         # The table is drawn once, and once more over it.
-        while drawn.count(b"and 5 more: 3 completed") < 2:
+        while drawn.count(b"and 5 more: 1 failed") < 2:
             drawn += os.read(controller, 4096)
         process.send_signal(signal.SIGINT)
         process.wait()
@@ -151,20 +151,34 @@ def test_every_condition_of_the_page_is_one(condition: str) -> None:
 @pytest.mark.parametrize("columns", [60, 80, 140, 200])
 def test_a_sweep_is_one_line_with_its_states(root: Path, columns: int) -> None:
     _, *lines = on_a_terminal(root, columns)
-    assert [line.split()[:2] for line in lines] == [[SWEEP, "cnn"], ["0000000007", "gpt"]]
-    assert "1 running" in lines[0]
+    first, last = lines[0], lines[-1]
+    assert [first.split()[:2], last.split()[:2]] == [[SWEEP, "cnn"], ["0000000007", "gpt"]]
+    assert "1 running, 5 completed" in first
     assert max(map(cell_len, lines)) <= columns
-    if columns >= 140:
-        assert "1 running, 5 completed" in lines[0]
-        assert "acc=0.91 loss=0.01" in lines[0]
+    together = " ".join(" ".join(lines[:-1]).split())
+    assert "lr 0.01|0.1|1, seed 0|1; best 0000000004 acc=0.91" in together
+
+
+def test_the_best_run_of_a_search_is_the_best_by_what_it_is_for(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    workspace = make_workspace(tmp_path / "runs")
+    for number, (loss, gain) in enumerate(((0.1, 1.0), (0.5, 3.0), (0.9, 2.0)), 1):
+        search = {"metric": "gain", "mode": "max", "trials": 3}
+        write_run(
+            workspace, number, sweep=SWEEP, search=search, params={"lr": loss}, metrics={"loss": loss, "gain": gain}
+        )
+    assert "best 0000000002 gain=3" in status(workspace.root.path, capsys)[1]
 
 
 def test_a_sweep_is_unfolded_where_its_runs_are_asked_for(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines = status(root, capsys)[1].splitlines()
     assert len(lines) == 1 + 2
-    assert "6 runs; 'slurmtrain status 00000000sw' lists them" in lines[1]
+    assert "1 running, 5 completed  lr 0.01|0.1|1, seed 0|1" in lines[1]
+    assert "'slurmtrain status 00000000sw' lists the runs of the sweep" in status(root, capsys)[2]
     for question in ([SWEEP], ["--no-fold"], ["cnn*"], ["--state", "completed"], ["--sort", "id"]):
         assert SWEEP not in status(root, capsys, *question)[1], question
-    assert f"sweep {SWEEP}: 1 running, 5 completed; best acc=0.91, loss=0.01" in status(root, capsys, SWEEP)[2]
+    summary = f"sweep {SWEEP}: 1 running, 5 completed; lr 0.01|0.1|1, seed 0|1; best 0000000004 acc=0.91"
+    assert summary in status(root, capsys, SWEEP)[2]
     assert len(status(root, capsys, "--no-fold")[1].splitlines()) == 1 + 7
     assert len(json.loads(status(root, capsys, "--json")[1])["runs"]) == 7

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 from rich.console import Console
 
-from slurmtrain.cli.tables import GAP, Column, columns_of, describe_others, fit, fit_wrapped, screen
+from slurmtrain.cli.drawing import GAP, Column, fit
+from slurmtrain.cli.tables import columns_of, describe_others, screen
 from slurmtrain.model.query.fields import iso
 
 NAMES = ("cnn", "resnet50-imagenet-warmup-cosine-long-name", "モデル学習実験")
@@ -50,8 +51,8 @@ def test_a_run_is_one_line_whose_id_and_state_are_whole(width: int) -> None:
         for number in range(6)
     ]
     printed = lines(runs, width)
-    assert len(printed) == 7
-    for number, line in enumerate(printed[1:]):
+    assert len(printed) == 7 + (width < 140)
+    for number, line in enumerate(printed[1:7]):
         assert line.startswith(f"{number:010d}  {NAMES[number % len(NAMES)][:5]}")
         assert "  running  " in line
     assert max(map(cell_len, printed)) <= width
@@ -64,8 +65,9 @@ def test_on_a_wide_terminal_nothing_is_cut() -> None:
 
 
 def test_on_a_narrow_terminal_the_least_important_columns_are_left_out() -> None:
-    headers = lines([run(1)], 60)[0].split()
-    assert headers == ["ID", "NAME", "STATE", "STEP", "AGE"]
+    header, _, footer = lines([run(1)], 60)
+    assert header.split() == ["ID", "NAME", "STATE", "STEP", "AGE", "ETA"]
+    assert footer.rstrip() == "no room in 60 columns for METRICS, RATE"
 
 
 def test_runs_beyond_the_height_are_counted_by_state() -> None:
@@ -73,7 +75,7 @@ def test_runs_beyond_the_height_are_counted_by_state() -> None:
     printed = lines([run(1)], 80, ("completed", "failed", "completed"))
     assert (
         printed[-1].rstrip()
-        == "and 3 more: 2 completed, 1 failed"
+        == "and 3 more: 1 failed, 2 completed"
         == describe_others(["completed", "failed", "completed"])
     )
 
@@ -87,6 +89,7 @@ ID, NAME, STEP = Column("ID"), Column("NAME", room=8), Column("STEP", rank=1)
 REASON = Column("R", rank=2, room=6)
 COLUMNS = (ID, NAME, STEP, REASON)
 WIDE_FIRST = (ID, Column("WIDE", rank=1), Column("STEP", rank=2))
+WRAPPED = (Column("A", room=4), Column("B", room=4), Column("C", room=20, wraps=True))
 RANKED = (ID, Column("LATER", rank=2), Column("FIRST", rank=1))
 
 
@@ -99,7 +102,10 @@ RANKED = (ID, Column("LATER", rank=2), Column("FIRST", rank=1))
         pytest.param(WIDE_FIRST, (10, 30, 5), 20, {0: 10, 2: 5}, id="one without room makes room for a narrower one"),
         pytest.param(RANKED, (10, 5, 5), 20, {0: 10, 2: 5}, id="a lower rank gets its room first"),
         pytest.param(COLUMNS, (10, 20, 5, 30), 17, {0: 10, 1: 5}, id="what is always shown is cut where it may be"),
-        pytest.param(COLUMNS, (10, 20, 5, 30), 3, {0: 10, 1: 4}, id="but no further"),
+        pytest.param(COLUMNS, (10, 20, 5, 30), 15, {0: 10}, id="and left out if nothing of it would be seen"),
+        pytest.param(WRAPPED, (10, 5, 90), 60, {0: 10, 1: 5, 2: 60 - 15 - 2 * GAP}, id="what wraps gets the rest"),
+        pytest.param(WRAPPED, (10, 5, 9), 60, {0: 10, 1: 5, 2: 9}, id="but no more than it needs"),
+        pytest.param(WRAPPED, (30, 5, 90), 40, {0: 11, 1: 5, 2: 20}, id="and what it needs to be readable"),
     ],
 )
 def test_columns_get_the_room_that_there_is(
@@ -117,20 +123,3 @@ def test_a_table_is_never_wider_than_the_terminal_and_uses_its_width(content: li
     assert all(wide <= content[index] for index, wide in widths.items())
     if any(widths[index] < content[index] for index in widths):
         assert used == width
-
-
-@pytest.mark.parametrize(
-    ("content", "least", "width", "expected"),
-    [
-        ((10, 5, 90), 20, 60, [10, 5, 60 - 15 - 2 * GAP]),
-        ((10, 5, 9), 9, 60, [10, 5, 9]),
-        # The widest columns are cut before the one that wraps is unreadable.
-        ((30, 5, 90), 20, 40, [11, 5, 20]),
-        ((30, 30, 5), 5, 10, [4, 4, 5]),
-        ((30,), 10, 20, [20]),
-    ],
-)
-def test_the_column_that_wraps_gets_what_the_others_leave(
-    content: tuple[int, ...], least: int, width: int, expected: list[int]
-) -> None:
-    assert fit_wrapped(content, least, width) == expected

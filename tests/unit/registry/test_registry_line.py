@@ -129,7 +129,7 @@ def test_runs_are_chosen_and_ranked_by_their_summaries(tmp_path: Path, registry_
         written.log(1, step, loss=loss)
     written.read()
     for text, holds in (("min:loss < 2", True), ("max:loss < 3", False), ("last:loss >= 2 and min:loss <= 1.5", True)):
-        ids = written.store.ask(lambda db, of=text: candidates(db, [parse(of, 0.0)], archived=False))
+        ids = written.store.ask(lambda db, of=text: candidates(db, [parse(of, 0.0)], put_away=False))
         assert ids == [RUN_ID] * holds
     assert written.store.ask(lambda db: best_candidates(db, Measure("min", "loss"), larger=False, limit=5)) == (
         [RUN_ID],

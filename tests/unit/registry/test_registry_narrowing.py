@@ -84,7 +84,7 @@ def record(listed: Listed) -> dict[str, Any]:
 def test_no_run_is_left_out_of_which_a_condition_holds(store: Store, text: str) -> None:
     condition = parse(text, NOW)
     matching = {run_id for run_id, listed in store.listed().items() if condition.holds(record(listed))}
-    assert matching <= set(store.ask(lambda db: candidates(db, [condition], archived=False)))
+    assert matching <= set(store.ask(lambda db: candidates(db, [condition], put_away=False)))
 
 
 @pytest.mark.parametrize(
@@ -98,4 +98,4 @@ def test_what_sql_can_tell_leaves_out_all_other_runs(store: Store, text: str) ->
     matching = {run_id for run_id, listed in rows if condition.holds(record(listed))}
     # JSON has no NaN: SQLite cannot look into metrics with one.
     unsure = {run_id for run_id, listed in rows if "NaN" in listed.row["metrics"]} if "metrics" in text else set()
-    assert set(store.ask(lambda db: candidates(db, [condition], archived=False))) - unsure == matching - unsure
+    assert set(store.ask(lambda db: candidates(db, [condition], put_away=False))) - unsure == matching - unsure

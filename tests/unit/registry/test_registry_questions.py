@@ -39,8 +39,10 @@ QUESTIONS: dict[str, Callable[[Store], Any]] = {
         lambda db: queries.named(db, ["mlp", SWEEP, "000000000", "0000000003", "a-b", "\udcff"])
     ),
     "worth_listing": lambda store: store.ask(lambda db: queries.worth_listing(db, 2)),
-    "candidates": lambda store: [store.ask(lambda db, of=each: candidates(db, of, archived=False)) for each in PARSED],
-    "archived candidates": lambda store: store.ask(lambda db: candidates(db, [], archived=True)),
+    "worth_listing in sweeps": lambda store: store.ask(lambda db: queries.worth_listing(db, 4, folds=True)),
+    "state_counts": lambda store: store.ask(queries.state_counts),
+    "candidates": lambda store: [store.ask(lambda db, of=each: candidates(db, of, put_away=False)) for each in PARSED],
+    "archived candidates": lambda store: store.ask(lambda db: candidates(db, [], put_away=True)),
     "best": lambda store: store.ask(lambda db: best_candidates(db, Measure("last", "acc"), larger=True, limit=3)),
     "smallest": lambda store: store.ask(lambda db: best_candidates(db, Measure("min", "loss"), larger=False, limit=3)),
     "listed": lambda store: store.listed(),

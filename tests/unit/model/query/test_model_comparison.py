@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from slurmtrain.errors import QueryError
-from slurmtrain.model.query.comparison import Compared, Score, SideBySide, compare_runs, describe_sweep, is_seed
+from slurmtrain.model.query.comparison import Compared, Score, SideBySide, compare_runs, is_seed
 from slurmtrain.model.query.measures import Criterion, choose_criterion
 
 
@@ -78,13 +78,6 @@ def test_what_does_not_say_which_run_is_better_is_refused(
 ) -> None:
     with pytest.raises(QueryError, match=message):
         choose_criterion(name, None, records)
-
-
-def test_a_sweep_is_described_by_states_and_best_values() -> None:
-    metrics = {"failed": {"acc": 0.123456789, "odd": 1}, "completed": {"acc": 0.9, "loss": 2.0}, "running": {"loss": 1}}
-    runs = [{"sweep": "s", "state": state, "metrics": values} for state, values in metrics.items()]
-    assert describe_sweep(runs) == "sweep s: 1 failed, 1 running, 1 completed; best acc=0.9, loss=1"
-    assert describe_sweep([{**runs[0], "metrics": {}}]) == "sweep s: 1 failed"
 
 
 def test_runs_of_another_name_or_with_other_settings_are_no_group() -> None:

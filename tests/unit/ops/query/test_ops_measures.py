@@ -91,7 +91,7 @@ def compare_best(workspace: Workspace) -> float | None:
 def test_the_registry_leaves_out_runs_by_their_summaries(workspace: Workspace) -> None:
     runs = observe(workspace, ask_slurm=False).runs
     for text, expected in (("min:ppl < 3", [7]), ("max:ppl >= 3", [7, 8]), ("last:ppl > 3.5 or last:ppl < 1", [7])):
-        narrowed = [int(run_id) for run_id in runs.candidates([parse(text, 0.0)], archived=False)]
+        narrowed = [int(run_id) for run_id in runs.candidates([parse(text, 0.0)], put_away=False)]
         assert narrowed == expected
 
 

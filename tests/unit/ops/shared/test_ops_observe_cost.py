@@ -201,7 +201,7 @@ def test_status_reads_the_rows_of_the_runs_that_it_shows_and_no_others(tmp_path:
         printed = CliRunner().invoke(status_command, arguments, standalone_mode=False)
     newest = list(observed.runs)[-20:]
     assert rows == [newest]
-    assert [line.split()[0] for line in printed.output.splitlines()[1:]] == newest[::-1]
+    assert [line.split()[0] for line in printed.stdout.splitlines()[1:]] == newest[::-1]
 
 
 @pytest.mark.parametrize("count", [FEW, MANY])

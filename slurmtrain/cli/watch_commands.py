@@ -12,8 +12,11 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli import formatting, options, output, tables
+from slurmtrain.cli.drawing import wrap
 from slurmtrain.errors import OutputError
-from slurmtrain.ops.shared.views import run_json, runs_json
+from slurmtrain.model.query.comparison import count_states
+from slurmtrain.model.query.fields import differing
+from slurmtrain.ops.shared.views import RunRecord, runs_json
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -190,14 +193,14 @@ def _cancelled_json(workspace: Workspace, ended: Mapping[str, Run]) -> dict[str,
     return {**answer, "runs": [facts[run_id] for run_id in ended]}
 
 
-# --- waiting, with progress on standard error: bars on a terminal, plain lines elsewhere -----------------------------
+# --- waiting, with progress on standard error: a table on a terminal, plain lines elsewhere ---------------------------
 
-# Without a terminal, print the progress of a training run this often.
+# Without a terminal, print the progress of training runs this often.
 _LINE_EVERY_S = 10.0
-# The cells of a bar; on a narrower terminal there is none, so that names, states and steps have room.
-_BAR, _WIDE_ENOUGH = 20, 80
-# The longest state.
-_STATE = len("completed")
+# Of more runs than this, only counts and changes are printed; a table at the end has them summed up.
+_MANY = 20
+# What a terminal shows first: what goes on, then what may, then what somebody may have to look at.
+_ORDER = ("running", "requeued", "pending", "created", "lost", "unreadable", "failed", "cancelled", "completed")
 
 ShowRuns = Callable[[Mapping[str, "Listed"]], None]
 
@@ -205,8 +208,14 @@ ShowRuns = Callable[[Mapping[str, "Listed"]], None]
 @contextmanager
 def run_progress(workspace: Workspace) -> Iterator[ShowRuns]:
     """Yield a function that displays runs by id, to be called after each observation."""
-    with _bars() if output.is_terminal(sys.stderr) else nullcontext(_Lines().print) as update:
-        yield lambda runs: update([run_json(workspace, listed) for listed in runs.values()])
+    with _table() if output.is_terminal(sys.stderr) else nullcontext(_Lines().print) as update:
+        yield lambda runs: update(_records(workspace, runs))
+
+
+def _records(workspace: Workspace, runs: Mapping[str, Listed]) -> list[RunRecord]:
+    """Runs as lists show them; deleted ones only if there are no others."""
+    kept = [listed for listed in runs.values() if listed.row["deleted_at"] is None]
+    return [RunRecord(workspace, listed) for listed in kept or runs.values()]
 
 
 def describe_progress(run: Mapping[str, Any]) -> str:
@@ -215,64 +224,60 @@ def describe_progress(run: Mapping[str, Any]) -> str:
     return "  ".join(f"ETA {cell}" if name == "eta" else cell for name, cell in cells if cell not in ("-", ""))
 
 
+def _count(runs: Sequence[Mapping[str, Any]]) -> str:
+    return f"{len(runs)} runs: {count_states([run['state'] for run in runs])}"
+
+
 class _Lines:
     """Print a line for each change of state, and occasionally one for progress."""
 
     def __init__(self) -> None:
-        # By run id: the last printed state, and when it was printed (time.monotonic()).
+        # By run id: the last printed state, and when it was printed (time.monotonic()). All together: the empty id.
         self._printed: dict[str, tuple[str, float]] = {}
 
-    def print(self, runs: list[dict[str, Any]]) -> None:
-        """Print a line for each run with a new state or due progress."""
+    def print(self, runs: Sequence[Mapping[str, Any]]) -> None:
+        """Print a line for each run with a new state or due progress; progress of many runs is one line."""
+        swept = differing([run["params"] for run in runs])
         for run in runs:
-            state, at = self._printed.get(run["id"], ("", 0.0))
-            now = time.monotonic()
-            if run["state"] == state and (run["state"] != "running" or now - at < _LINE_EVERY_S):
+            if not self._is_due(run["id"], run["state"], progresses=run["state"] == "running" and len(runs) <= _MANY):
                 continue
-            self._printed[run["id"]] = (run["state"], now)
             step = "" if run["step"] is None else "step "
-            line = (
-                f"{time.strftime('%H:%M:%S')} {run['name']} {run['id']} {run['state']} {step}{describe_progress(run)}"
-            )
-            output.echo(line.rstrip(), err=True)
+            facts = (run["name"], run["id"], run["state"], formatting.params(run["params"], swept))
+            line = " ".join(filter(None, (*facts, step + describe_progress(run))))
+            output.echo(f"{time.strftime('%H:%M:%S')} {line}".rstrip(), err=True)
+        if len(runs) > _MANY and self._is_due("", "", progresses=True):
+            output.echo(f"{time.strftime('%H:%M:%S')} {_count(runs)}", err=True)
+
+    def _is_due(self, key: str, state: str, *, progresses: bool) -> bool:
+        before, at = self._printed.get(key, (None, 0.0))
+        now = time.monotonic()
+        if state == before and not (progresses and now - at >= _LINE_EVERY_S):
+            return False
+        self._printed[key] = (state, now)
+        return True
 
 
 @contextmanager
-def _bars() -> Iterator[Callable[[list[dict[str, Any]]], None]]:
-    from rich.progress import BarColumn, Progress, TextColumn
-    from rich.table import Column
+def _table() -> Iterator[Callable[[Sequence[Mapping[str, Any]]], None]]:
+    from rich.console import Group
+    from rich.live import Live
     from rich.text import Text
 
-    class Bar(BarColumn):
-        """A bar, which moves to and fro while a run trains whose number of steps is unknown."""
-
-        def render(self, task: Any) -> Any:
-            """None for a run that does not train, and never said how many steps it has."""
-            return Text() if task.total is None and task.fields["state"] != "running" else super().render(task)
-
     drawer = tables.console(stderr=True)
-    columns = (
-        # A name may contain what rich would take for markup.
-        TextColumn("{task.description}", markup=False),
-        *([Bar(bar_width=_BAR)] if drawer.width >= _WIDE_ENOUGH else []),
-        TextColumn("{task.fields[details]}", markup=False, table_column=Column(no_wrap=True, overflow="ellipsis")),
-    )
-    with Progress(*columns, console=drawer, transient=False) as progress:
-        tasks: dict[str, Any] = {}
+    shown_before: dict[str, Mapping[str, Any]] = {}
+    # Afterwards the table on standard output has all of this, if that is the same terminal.
+    transient = output.is_terminal(sys.stdout)
+    with Live(console=drawer, auto_refresh=False, transient=transient, vertical_overflow="crop") as live:
 
-        def update(runs: list[dict[str, Any]]) -> None:
-            for run in runs:
-                if run["id"] not in tasks:
-                    tasks[run["id"]] = progress.add_task("", total=None, state="", details="")
-                progress.update(
-                    tasks[run["id"]],
-                    # The name comes last, since the end of a long line is cut.
-                    description=output.printable(f"{run['id']} {run['state']:<{_STATE}} {run['name']}"),
-                    total=run["total_steps"],
-                    completed=run["step"] or 0,
-                    state=run["state"],
-                    details=output.printable(describe_progress(run)),
-                )
+        def update(runs: Sequence[Mapping[str, Any]]) -> None:
+            shown_before.update({run["id"]: run for run in runs})
+            shown = sorted(
+                shown_before.values(), key=lambda run: _ORDER.index(run["state"]) if run["state"] in _ORDER else -1
+            )
+            columns = tables.columns_of(shown, name="wait")
+            above = [Text(line) for line in wrap(_count(shown), drawer.width)] if len(shown) > 1 else []
+            drawn = tables.screen(shown, columns, (drawer.width, drawer.height - len(above)))
+            live.update(Group(*above, drawn), refresh=True)
 
         yield update
 
@@ -295,7 +300,10 @@ def wait_for_runs(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool
         with run_progress(workspace) as show:
             completed, synced = wait(workspace, run_ids, show)
     except KeyboardInterrupt:
-        output.echo(f"no longer waiting; the run continues ('slurmtrain cancel {run_ids[-1]}' ends it)", err=True)
+        rest = f"the run continues ('slurmtrain cancel {run_ids[-1]}' ends it)"
+        if len(run_ids) > 1:
+            rest = f"{len(run_ids)} runs continue ('slurmtrain status' lists them)"
+        output.echo(f"no longer waiting; {rest}", err=True)
         raise
     output.warn_about(synced.observed)
     output.warn([*synced.notes, *synced.problems])
@@ -303,5 +311,22 @@ def wait_for_runs(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool
     if as_json:
         output.print_json(runs_json(workspace, chosen))
     else:
-        tables.print_runs([run_json(workspace, listed) for listed in chosen.values()])
+        _print_ended(workspace, _records(workspace, chosen))
     return 0 if completed else 1
+
+
+def _print_ended(workspace: Workspace, runs: Sequence[Mapping[str, Any]]) -> None:
+    """Print runs that were waited for; of many on a terminal, sweeps as one entry, and what did not complete."""
+    if len(runs) <= _MANY or not output.is_terminal(sys.stdout):
+        tables.print_runs(runs)
+        return
+    from slurmtrain.ops.query.select import fold_records
+
+    lines = fold_records(workspace, runs)
+    listed = {line["id"] for line in lines}
+    others = [run for run in runs if run["id"] not in listed and run["state"] != "completed"]
+    tables.print_runs([*lines, *others[:_MANY]])
+    if rest := [run["state"] for run in others[_MANY:]]:
+        output.note(tables.describe_others(rest))
+    if others or len(lines) < len(runs):
+        output.note("'slurmtrain status SWEEP' lists the runs of a sweep")

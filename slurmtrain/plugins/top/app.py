@@ -21,6 +21,7 @@ from textual.containers import Container
 from textual.widgets import Input, Static
 
 from slurmtrain.cli import formatting, output
+from slurmtrain.cli.drawing import cut
 from slurmtrain.cli.output import printable
 from slurmtrain.errors import QueryError
 from slurmtrain.ops.shared.workspace import Workspace
@@ -61,13 +62,13 @@ _LOGS_S = 0.5
 _TAIL_LINES = 200
 # Narrower screens have the log below the facts, wider ones beside them.
 _WIDE = 120
-# Lower screens have no pane.
+# Lower screens have no pane, and one line above the table.
 _LOWEST = 14
 # So many seconds a person who leaves the page waits for each look that is under way.
 _PATIENCE_S = 0.5
 # What keys do to the table of runs.
 _PAGE_ACTIONS = frozenset(
-    {"help", "logs", "show", "cancel", "resume", "checkpoint", "filter", "no_filter", "live_only", "order"}
+    {"help", "logs", "unfold", "show", "cancel", "resume", "checkpoint", "filter", "no_filter", "live_only", "order"}
 )
 
 
@@ -78,7 +79,8 @@ class TopApp(App[int]):
     CSS = """
     Screen, RunsTable, LinesView, Static, Input, Container { background: ansi_default; color: ansi_default; }
     LinesView { scrollbar-size: 1 1; scrollbar-background: ansi_default; scrollbar-color: ansi_bright_black; }
-    #summary, .keys, .title { height: 1; }
+    .keys, .title { height: 1; }
+    #summary, #unseen { height: auto; }
     .title { text-style: reverse; }
     #problems { color: ansi_red; height: auto; max-height: 3; display: none; }
     RunsTable { height: 1fr; }
@@ -96,6 +98,7 @@ class TopApp(App[int]):
         Binding("q", "leave", show=False),
         Binding("ctrl+c", "leave", show=False, priority=True),
         Binding("l,enter", "logs", show=False),
+        Binding("x", "unfold", show=False),
         Binding("s", "show", show=False),
         Binding("c", "cancel", show=False),
         Binding("r", "resume", show=False),
@@ -118,6 +121,7 @@ class TopApp(App[int]):
         self._snapshot: Snapshot | None = None
         self._view = top_rows.RunsView()
         self._params = top_rows.Params()
+        self._opened: set[str] = set()
         self._mistake = ""
         self._attempts: Sequence[Any] = ()
         self._why = ""
@@ -139,6 +143,7 @@ class TopApp(App[int]):
         table = RunsTable()
         table.add_class("main")
         yield table
+        yield Static(id="unseen", markup=False)
         yield Static(id="selected", classes="title", markup=False)
         with Container(id="pane"):
             yield LinesView(id="facts")
@@ -186,14 +191,23 @@ class TopApp(App[int]):
         problems = page.query_one("#problems", Static)
         problems.display = bool(snapshot.problems)
         problems.update(Text(printable("; ".join(snapshot.problems))))
-        shown = self._params.add_to(top_rows.choose(snapshot.rows.values(), self._view))
-        page.query_one("#summary", Static).update(self._summary(snapshot, len(shown)))
+        chosen = top_rows.choose(snapshot.rows.values(), self._view)
+        page.query_one("#summary", Static).update(self._summary(snapshot, len(chosen)))
+        folded = top_rows.arrange(chosen, snapshot.sweeps, self._opened) if self._view.folds else chosen
+        shown = self._params.add_to(folded)
         self.table.show(shown)
+        self._name_unseen()
         self._show_facts()
+
+    def _name_unseen(self) -> None:
+        """Name the columns for which the screen is too narrow."""
+        line, titles = self.screen_stack[0].query_one("#unseen", Static), self.table.unseen
+        line.display = bool(titles) and self.size.height >= _LOWEST
+        line.update(f"no room for {', '.join(titles)}")
 
     def _summary(self, snapshot: Snapshot, shown: int) -> str:
         parts = [top_rows.summary(snapshot.rows.values())]
-        if shown != len(snapshot.rows):
+        if shown != sum(not row.put_away for row in snapshot.rows.values()):
             chosen = ("live" if self._view.live_only else "", printable(self._view.text))
             parts.insert(0, f"{shown} shown: {' '.join(filter(None, chosen))}")
         if self._view.order != top_rows.RunsView().order:
@@ -203,8 +217,9 @@ class TopApp(App[int]):
             if snapshot.slurm_at is None
             else f"Slurm {formatting.duration(max(0.0, time.time() - snapshot.slurm_at))} ago"
         )
-        width = self.size.width - cell_len(slurm_age) - 2
-        return top_rows.cut("  ".join(parts), width) + "  " + slurm_age
+        text, width = "  ".join(parts), self.size.width - cell_len(slurm_age) - 2
+        # Where it is too long for a line, it goes on below.
+        return f"{cut(text, width)}  {slurm_age}" if cell_len(text) <= width else f"{text}  {slurm_age}".rstrip()
 
     def on_runs_table_selected(self) -> None:
         """Follow another run."""
@@ -223,7 +238,8 @@ class TopApp(App[int]):
         if isinstance(screen, LogScreen):
             self._follower.subject = FollowedRun(screen.run_id, screen.LINES, screen.all_ranks)
         else:
-            self._follower.subject = FollowedRun(selected.id, _TAIL_LINES) if selected else None
+            is_run = selected is not None and not selected.is_sweep
+            self._follower.subject = FollowedRun(selected.id, _TAIL_LINES) if selected and is_run else None
         self._follows.wake()
 
     def _show_news(self, news: News) -> None:
@@ -258,6 +274,7 @@ class TopApp(App[int]):
         page, (width, height) = self.screen_stack[0], event.size
         pane = page.query_one("#pane", Container)
         pane.display = page.query_one("#selected").display = height >= _LOWEST
+        page.query_one("#summary").styles.height = "auto" if pane.display else 1
         pane.styles.height = max(4, height * 2 // 5 if height < 40 else height // 3)
         pane.set_class(width >= _WIDE, "wide")
         page.query_one(".keys", Static).update(keys_text(PAGE_KEYS, width))
@@ -285,15 +302,25 @@ class TopApp(App[int]):
         self.push_screen(HelpScreen())
 
     def action_logs(self) -> None:
-        """Show the logs of the selected run."""
-        if selected := self.table.selected:
+        """Show the logs of the selected run; of a sweep, its runs."""
+        selected = self.table.selected
+        if selected and selected.is_sweep:
+            self.action_unfold()
+        elif selected:
             self.push_screen(LogScreen(selected.id, printable(selected.run["name"])), lambda _: self._follow())
             self.call_after_refresh(self._follow)
+
+    def action_unfold(self) -> None:
+        """Show the runs of the selected sweep, or that of the selected run, or fold them again."""
+        selected = self.table.selected
+        if selected and (sweep := selected.id if selected.is_sweep else selected.run["sweep"]):
+            self._opened ^= {sweep}
+            self._show_runs()
 
     def action_show(self) -> None:
         """Show all about the selected run."""
         selected, columns = self.table.selected, self.size.width
-        if selected is None:
+        if selected is None or self._is_unfit(selected):
             return
 
         def read() -> None:
@@ -314,13 +341,21 @@ class TopApp(App[int]):
 
     def action_checkpoint(self) -> None:
         """Have the selected run save."""
-        if selected := self.table.selected:
+        if (selected := self.table.selected) and not self._is_unfit(selected):
             self._start(CHECKPOINT, selected.id)
+
+    def _is_unfit(self, selected: top_rows.Row) -> bool:
+        """Whether it is a sweep; says that a run has to be selected."""
+        if selected.is_sweep:
+            self.notify("that is done to a run: Enter shows the runs of the sweep", markup=False)
+        return selected.is_sweep
 
     def _ask(self, action: Action) -> None:
         selected = self.table.selected
         if selected is None:
             return
+        if selected.is_sweep and action.of_sweep:
+            action = action.of_sweep
 
         def answered(confirmed: bool | None) -> None:
             if confirmed:

@@ -16,17 +16,20 @@ from slurmtrain.cli import formatting, output
 from slurmtrain.cli.output import printable_log
 from slurmtrain.cli.status_commands import print_run
 from slurmtrain.errors import RunNotFound, SlurmtrainError
+from slurmtrain.model.query.comparison import count_states
 from slurmtrain.ops.logs import Choice, Line, LogReader
+from slurmtrain.ops.query.select import objectives_of
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.run_details import attempt_json, show_json
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.why import explain
-from slurmtrain.plugins.top.top_rows import Row, aged, make_row, waiting_headline
+from slurmtrain.plugins.top.top_rows import Row, aged, fold_rows, make_row, waiting_headline
 from slurmtrain.system.files import describe_os_error
 
 if TYPE_CHECKING:
     from slurmtrain.config import Config
+    from slurmtrain.model.query.folding import Objective
     from slurmtrain.model.run.run import Run
     from slurmtrain.registry.queries import IndexRow
     from slurmtrain.registry.rows import Listed
@@ -43,12 +46,14 @@ class Snapshot:
 
     ``rows``: by id, oldest first. ``slurm_at``: when squeue last answered, in seconds since 1970; None: it has not, or
     was not asked. ``problems``: what could not be asked or read, in sentences. ``read``: how many runs were read.
+    ``sweeps``: the rows of sweeps with several runs, by id.
     """
 
     rows: Mapping[str, Row] = field(default_factory=dict)
     slurm_at: float | None = None
     problems: tuple[str, ...] = ()
     read: int = 0
+    sweeps: Mapping[str, Row] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,9 @@ class Looker:
         self._config = config
         self._cache: dict[str, _Cached] = {}
         self._last = Snapshot()
+        self._folded: dict[str, tuple[Sequence[Row], Row]] = {}
+        # What searches are for; None of other sweeps.
+        self._goals: dict[str, Objective | None] = {}
         # When each was made.
         self._notes: dict[str, float] = {}
         self._open()
@@ -85,9 +93,11 @@ class Looker:
             self._last = replace(self._last, problems=(describe_exception(error), *self._warnings), read=0)
             return self._last
         rows = {run_id: cached.row for run_id, cached in self._cache.items()}
+        self._folded = fold_rows(list(rows.values()), self._folded, self._goals)
         unreadable = [f"run {run_id} is unreadable: {reason}" for run_id, reason in observed.unreadable.items()]
         problems = (*observed.problems, *unreadable, *self._warnings, *self._notes)
-        self._last = Snapshot(rows, self._workspace.scheduler.answered_at, problems, read)
+        sweeps = {sweep: row for sweep, (_, row) in self._folded.items()}
+        self._last = Snapshot(rows, self._workspace.scheduler.answered_at, problems, read, sweeps)
         return self._last
 
     def _open(self) -> None:
@@ -113,10 +123,15 @@ class Looker:
                 # The row stays the same object as long as nothing about the run has changed.
                 cache[run_id] = replace(before, index=index[run_id])
             else:
-                cache[run_id] = _Cached(index[run_id], listed, make_row(run_json(self._workspace, listed)))
+                row = make_row(run_json(self._workspace, listed), put_away=index[run_id].put_away)
+                cache[run_id] = _Cached(index[run_id], listed, row)
         self._cache = {
             run_id: replace(cache[run_id], row=aged(cache[run_id].row)) for run_id in index if run_id in cache
         }
+        # By one run of each sweep that is new.
+        swept = {str(index[run_id].sweep): run_id for run_id in changed if index[run_id].sweep}
+        new = {sweep: run_id for sweep, run_id in swept.items() if sweep not in self._goals}
+        self._goals |= {**dict.fromkeys(new), **objectives_of(self._workspace, new)}
         return len(changed)
 
 
@@ -333,15 +348,16 @@ class Action:
     """Something that can be done to a run.
 
     ``doing``: what is shown while it is done, ``{run}`` standing for the run. ``question``: what is asked first; empty:
-    nothing. ``do``: returns the outcome, or raises.
+    nothing. ``do``: returns the outcome, or raises. ``of_sweep``: what is done to a sweep instead; None: nothing.
     """
 
     doing: str
     question: str
     do: Callable[[Workspace, str], Outcome]
+    of_sweep: Action | None = None
 
     def ask(self, run: Mapping[str, Any]) -> str:
-        """The question about ``run`` (RUN of the JSON contract)."""
+        """The question about ``run`` (RUN of the JSON contract, or what a list shows of a sweep)."""
         steps = "" if run["step"] is None else f", step {formatting.steps(run)}"
         return self.question.format(run=f"{run['name']} {run['id']} ({run['state']}{steps})")
 
@@ -370,8 +386,27 @@ def _save(workspace: Workspace, run_id: str) -> Outcome:
     return Outcome(f"run {run_id}: {describe_outcome(outcome, request, _SAVE_S)}", outcome.checkpoint is not None)
 
 
-CANCEL = Action("cancelling run {run}", "Cancel {run}? It saves before it ends.", _cancel)
-RESUME = Action("resuming run {run}", "Resume {run} from its newest checkpoint?", _resume)
+def _cancel_all(workspace: Workspace, sweep: str) -> Outcome:
+    from slurmtrain.ops.cancel import cancel, find_runs
+
+    ids, _ = find_runs(workspace, [sweep])
+    ended = cancel(workspace, ids)
+    counts = count_states([run.state for run in ended.values()])
+    return Outcome(f"sweep {sweep}: {counts}", all(run.ended for run in ended.values()))
+
+
+def _resume_failed(workspace: Workspace, sweep: str) -> Outcome:
+    from slurmtrain.ops.resume import find_failed, resume_failed
+
+    resumed = resume_failed(workspace, find_failed(workspace, [sweep]))
+    started = f"{len(resumed.run_ids)} runs were started again"
+    return Outcome("; ".join([started, *resumed.notes, *resumed.problems]), not resumed.problems)
+
+
+CANCEL_ALL = Action("cancelling sweep {run}", "Cancel all runs of {run}? They save before they end.", _cancel_all)
+RESUME_FAILED = Action("resuming sweep {run}", "Resume the failed runs of {run}?", _resume_failed)
+CANCEL = Action("cancelling run {run}", "Cancel {run}? It saves before it ends.", _cancel, CANCEL_ALL)
+RESUME = Action("resuming run {run}", "Resume {run} from its newest checkpoint?", _resume, RESUME_FAILED)
 CHECKPOINT = Action("run {run} saves at the end of its step", "", _save)
 
 

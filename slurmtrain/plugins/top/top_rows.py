@@ -7,64 +7,150 @@ import operator
 import re
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from rich.cells import cell_len, set_cell_size
-
 from slurmtrain.cli import describe, formatting
+from slurmtrain.cli.drawing import cell_width, content_width, cut, fit, short_keys, whole_ones
 from slurmtrain.cli.output import printable
-from slurmtrain.cli.tables import cell_width, content_width, fit, run_columns
+from slurmtrain.cli.tables import LISTS, run_columns
 from slurmtrain.model.diagnosis import answers
 from slurmtrain.model.hostlist import compress_hostlist
-from slurmtrain.model.query.fields import differing
+from slurmtrain.model.query.fields import flattened, write_value
+from slurmtrain.model.query.folding import Objective, fold_sweep, is_folded, states_of, swept_values
+from slurmtrain.model.run.reasons import error_first
 from slurmtrain.model.run.run import ENDED, RUN_STATES
 from slurmtrain.ops.shared.relatives import WAITING
 
 if TYPE_CHECKING:
     from slurmtrain.model.query.conditions import Condition
 
-# By worth on a page that is watched: how far runs are, what tells them apart, when they are done.
-COLUMNS = run_columns(
-    "id name state params step progress age eta rate metrics reason",
-    "step params reason eta age progress rate metrics",
-)
+COLUMNS = run_columns(*LISTS["top"])
 _TITLES = [column.title for column in COLUMNS]
 STATE = _TITLES.index("STATE")
-_PARAMS, _AGE = _TITLES.index("PARAMS"), _TITLES.index("AGE")
+NAME, PARAMS, _AGE = _TITLES.index("NAME"), _TITLES.index("PARAMS"), _TITLES.index("AGE")
+# Of states in which many runs of a sweep may be: as in squeue, if it has them.
+STATE_CODES = {"unreadable": "UN", "failed": "F", "lost": "LO", "running": "R", "requeued": "RQ", "pending": "PD",
+               "created": "CR", "cancelled": "CA", "completed": "CD"}  # fmt: skip
 # What conditions have and words have not.
 _COMPARISON = re.compile(r"[=<>~]|\sin\s")
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """A run as a line of the table.
+    """A run, or a sweep, as a line of the table.
 
-    ``run``: RUN of the JSON contract. ``cells``: of :data:`COLUMNS`, printable. ``widths``: theirs on a terminal, 0 for
-    placeholders. A row is replaced only if its run or a cell has changed.
+    ``run``: RUN of the JSON contract, or what a sweep has of it. ``cells``: of :data:`COLUMNS`, printable. ``widths``:
+    theirs on a terminal, 0 for placeholders. ``params``: the parts of the cell of parameters. ``put_away``: whether the
+    run is archived or deleted, and shown only to who asks for that. A row is replaced only if its run or a cell has
+    changed.
     """
 
     run: Mapping[str, Any]
     cells: tuple[str, ...]
     widths: tuple[int, ...]
+    params: tuple[str, ...] = ()
+    put_away: bool = False
 
     @property
     def id(self) -> str:
-        """The run's id."""
+        """The id of the run, or of the sweep."""
         return str(self.run["id"])
 
     @property
+    def is_sweep(self) -> bool:
+        """Whether it stands for all runs of a sweep."""
+        return is_folded(self.run)
+
+    @property
     def ended(self) -> bool:
-        """Whether the run has ended."""
-        return self.run["state"] in ENDED
+        """Whether the run has ended, or all of the sweep's."""
+        return ENDED.issuperset(states_of(self.run))
+
+    def text(self, index: int, width: int, names: Mapping[str, str]) -> str:
+        """The text of a cell in so many cells of the terminal.
+
+        Args:
+            index: Of the column.
+            width: How wide that is.
+            names: Short forms of names that are too long for it.
+        """
+        text = self.cells[index]
+        if index == PARAMS and self.widths[index] > width:
+            text = whole_ones(self.params, width)
+        return cut(names.get(text, text) if index == NAME else text, width)
 
 
-def make_row(run: Mapping[str, Any]) -> Row:
-    """The row of a ``run``, now; without its parameters, which :class:`Params` adds."""
+def make_row(run: Mapping[str, Any], *, put_away: bool = False) -> Row:
+    """The row of a ``run``, now; without its parameters, which :class:`Params` adds. ``put_away``: as in a row."""
     cells = (column.cell({**run, "params": {}}) for column in COLUMNS)
-    return _row(run, tuple(map(printable, cells)))
+    return _row(run, tuple(map(printable, cells)), put_away=put_away)
+
+
+def make_sweep_row(line: Mapping[str, Any]) -> Row:
+    """The row of a sweep, by what :func:`.fold_sweep` says of it, now."""
+    counts = sorted(
+        line["states"].items(), key=lambda each: [*STATE_CODES].index(each[0]) if each[0] in STATE_CODES else -1
+    )
+    completed, all_runs = line["states"].get("completed", 0), sum(line["states"].values())
+    cells = {
+        **{column.title: printable(column.cell(line)) for column in COLUMNS},
+        # Short, so that it is never cut.
+        "STATE": " ".join(f"{count}{STATE_CODES.get(state, state)}" for state, count in counts),
+        "STEP": f"{completed}/{all_runs}",
+        "PROGRESS": formatting.bar(completed, all_runs),
+    }
+    return _row(line, tuple(cells[title] for title in _TITLES), tuple(cells["PARAMS"].split(", ")))
+
+
+def fold_rows(
+    rows: Sequence[Row], before: Mapping[str, tuple[Sequence[Row], Row]], goals: Mapping[str, Objective | None]
+) -> dict[str, tuple[Sequence[Row], Row]]:
+    """Of each sweep with several runs: their rows, and its own, which stays the same while these do.
+
+    Args:
+        rows: The rows of all runs.
+        before: What this returned last time.
+        goals: What searches are for.
+    """
+    of_sweep: dict[str, list[Row]] = {}
+    for row in rows:
+        if row.run["sweep"] and not row.put_away:
+            of_sweep.setdefault(row.run["sweep"], []).append(row)
+    folded: dict[str, tuple[Sequence[Row], Row]] = {}
+    for sweep, members in of_sweep.items():
+        earlier = before.get(sweep)
+        if (
+            earlier is not None
+            and len(earlier[0]) == len(members)
+            and not any(map(operator.is_not, earlier[0], members))
+        ):
+            folded[sweep] = (members, aged(earlier[1]))
+        elif len(members) > 1:
+            folded[sweep] = (members, make_sweep_row(fold_sweep([row.run for row in members], goals.get(sweep))))
+    return folded
+
+
+def arrange(rows: Sequence[Row], sweeps: Mapping[str, Row], opened: Set[str]) -> list[Row]:
+    """Rows with one for each sweep in place of the first of its runs, which stand below it if it is opened.
+
+    Args:
+        rows: The chosen rows, in order.
+        sweeps: The rows of sweeps, by id.
+        opened: The ids of the opened ones.
+    """
+    arranged: dict[str, list[Row]] = {}
+    for row in rows:
+        sweep = row.run["sweep"] or ""
+        if sweep not in sweeps:
+            arranged[row.id] = [row]
+            continue
+        entry = arranged.setdefault(sweep, [sweeps[sweep]])
+        if sweep in opened:
+            entry.append(row)
+    return [row for entry in arranged.values() for row in entry]
 
 
 def aged(row: Row) -> Row:
@@ -85,7 +171,9 @@ class Params:
         """The ``rows`` with their parameters: unchanged rows are the same objects as last time."""
         # By identity: a run that has changed has a new row, and comparing the contents of thousands would take longer.
         if len(rows) != len(self._rows) or any(map(operator.is_not, rows, self._rows)):
-            names = differing([row.run["params"] for row in rows])
+            swept = swept_values([row.run["params"] for row in rows if not row.is_sweep])
+            # Those with the most values tell runs apart.
+            names = sorted(swept, key=lambda name: -len(swept[name]))
             if names != self._names:
                 self._names, self._made = names, {}
             self._rows = rows
@@ -93,18 +181,27 @@ class Params:
         for row in rows:
             made = before.get(row.id)
             if made is None or made[0] is not row:
-                text = printable(formatting.params(row.run["params"], self._names)) or "-"
-                made = row, _with_cell(row, _PARAMS, text)
+                made = row, row if row.is_sweep else self._with_params(row)
             self._made[row.id] = made
         return [made for _, made in self._made.values()]
 
+    def _with_params(self, row: Row) -> Row:
+        short = short_keys(self._names)
+        flat = dict(flattened(row.run["params"]))
+        parts = tuple(printable(f"{short[name]}={write_value(flat[name])}") for name in self._names if name in flat)
+        text = printable(formatting.params(row.run["params"], self._names)) or "-"
+        return replace(_with_cell(row, PARAMS, text), params=parts)
+
 
 def _with_cell(row: Row, index: int, text: str) -> Row:
-    return _row(row.run, (*row.cells[:index], text, *row.cells[index + 1 :]))
+    cells = (*row.cells[:index], text, *row.cells[index + 1 :])
+    return _row(row.run, cells, row.params, put_away=row.put_away)
 
 
-def _row(run: Mapping[str, Any], cells: tuple[str, ...]) -> Row:
-    return Row(run, cells, tuple(map(cell_width, cells)))
+def _row(
+    run: Mapping[str, Any], cells: tuple[str, ...], params: tuple[str, ...] = (), *, put_away: bool = False
+) -> Row:
+    return Row(run, cells, tuple(map(cell_width, cells)), params, put_away)
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +216,11 @@ class RunsView:
     live_only: bool = False
     order: str = "live first"
     condition: Condition | None = None
+
+    @property
+    def folds(self) -> bool:
+        """Whether a sweep is one row: not where a filter chooses among its runs."""
+        return not self.text.strip()
 
     def filtered(self, text: str, rows: Sequence[Row]) -> RunsView:
         """The same with another filter: words, or a condition such as ``params.lr < 0.1 and state = failed``.
@@ -157,18 +259,19 @@ ORDERS: Mapping[str, Callable[[Row], Any]] = {
 
 
 def choose(rows: Iterable[Row], view: RunsView) -> list[Row]:
-    """The ``rows`` that a ``view`` shows, in its order; archived runs only if its condition is about that."""
+    """The ``rows`` that a ``view`` shows, in its order; those put away only if its condition is about that."""
 
     def text_of(run: Mapping[str, Any]) -> str:
         return " ".join((run["id"], run["name"], run["state"], *run["tags"], run["reason"] or "")).casefold()
 
     condition = view.condition
     words = [] if condition else view.text.casefold().split()
-    archived_too = condition is not None and any(each.name == "archived" for each in condition.comparisons())
+    about = {each.name for each in condition.comparisons()} if condition is not None else set()
+    put_away_too = not about.isdisjoint(("archived", "deleted_at"))
     chosen = [
         row
         for row in rows
-        if not (row.ended and (view.live_only or (row.run["archived"] and not archived_too)))
+        if not ((row.ended and view.live_only) or (row.put_away and not put_away_too))
         and (condition is None or condition.holds(row.run))
         and all(word in text_of(row.run) for word in words)
     ]
@@ -180,13 +283,6 @@ def column_widths(rows: Sequence[Row], width: int) -> dict[int, int]:
     """The widths of the columns that are shown on a terminal, by index; ``width``: the terminal's, in cells."""
     cells = zip(COLUMNS, *(row.widths for row in rows), strict=True)
     return fit(COLUMNS, [content_width(column, widths) for column, *widths in cells], width)
-
-
-def cut(text: str, width: int) -> str:
-    """A cell's ``text``, ``width`` cells wide: filled with blanks, or ended with an ellipsis."""
-    if cell_len(text) <= width:
-        return set_cell_size(text, width)
-    return set_cell_size(text, max(0, width - 1)) + "…"
 
 
 def summary(rows: Iterable[Row]) -> str:
@@ -216,8 +312,10 @@ def facts(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]], why: st
         attempts: Its ATTEMPTs, oldest first; empty if they are not known yet.
         why: Why it is in its state; empty if that is not known yet.
     """
+    if is_folded(run):
+        return _sweep_facts(run)
     newest = attempts[-1] if attempts else None
-    reason, why = run["reason"], waiting_headline(run) or why
+    reason, why = error_first(run["reason"]), waiting_headline(run) or why
     to_go = f"{formatting.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""
     goodput = "" if run["goodput"] is None else f"goodput {100 * run['goodput']:.0f} %"
     lost = f"lost {run['lost_steps']} steps" if run["lost_steps"] else ""
@@ -239,6 +337,16 @@ def facts(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]], why: st
         ("directory", run["dir"]),
     ]
     return [(name, printable(formatting.localized(text))) for name, text in pairs if text not in ("", "-")]
+
+
+def _sweep_facts(line: Mapping[str, Any]) -> list[tuple[str, str]]:
+    pairs = [
+        ("runs", f"{sum(line['states'].values())}: {line['state']}; Enter shows them"),
+        ("params", formatting.params_of(line)),
+        ("errors", formatting.reason(line)),
+        ("metrics", formatting.metrics(line)),
+    ]
+    return [(name, printable(text)) for name, text in pairs if text not in ("", "-")]
 
 
 def fact_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[tuple[str, str]]:

@@ -24,15 +24,15 @@ from textual.strip import Strip
 from textual.widget import Widget
 from textual.widgets import Input, Static
 
-from slurmtrain.cli.tables import GAP, STATE_STYLES
-from slurmtrain.plugins.top.top_rows import COLUMNS, STATE, Row, column_widths, cut
+from slurmtrain.cli.drawing import GAP, STATE_STYLES, cut, shorten_names
+from slurmtrain.plugins.top.top_rows import COLUMNS, NAME, STATE, Row, column_widths
 
 _REVERSE = Style(reverse=True)
 # By worth: (key, word in the last line, its effect).
 PAGE_KEYS = (
     ("?", "help", "this help"),
     ("q", "quit", "leave; runs continue"),
-    ("l", "logs", "logs of the run on the whole screen, also Enter"),
+    ("l", "logs", "logs of the run on the whole screen, also Enter; of a sweep, show its runs, or fold them again"),
     ("c", "cancel", "cancel the run: it saves and ends (asks)"),
     (
         "/",
@@ -44,6 +44,7 @@ PAGE_KEYS = (
     ("r", "resume", "start the run again from its newest checkpoint (asks)"),
     ("p", "save", "have the run save now, as 'slurmtrain checkpoint'"),
     ("a", "all/live", "show all runs, or only those that have not ended"),
+    ("x", "unfold", "show the runs of the sweep, or fold them again, also from one of its runs"),
     ("o", "sort", "sort in the next way: live first, newest, name, state, progress, ETA"),
     ("j k", "move", "next and previous run, also arrows; g and G: first and last; Space and b: a page"),
 )
@@ -205,6 +206,8 @@ class RunsTable(Widget, can_focus=True):
         super().__init__(id=id)
         self._rows: Sequence[Row] = ()
         self._widths: dict[int, int] = {}
+        # Short forms of the names that are too long.
+        self._names: dict[str, str] = {}
         self._cursor = 0
         self._top = 0
 
@@ -212,6 +215,12 @@ class RunsTable(Widget, can_focus=True):
     def selected(self) -> Row | None:
         """The selected run; None if there are no runs."""
         return self._rows[self._cursor] if self._rows else None
+
+    @property
+    def unseen(self) -> list[str]:
+        """The titles of the columns that have something to show, and no room."""
+        widest = [max(widths) for widths in zip(*(row.widths for row in self._rows), strict=True)]
+        return [COLUMNS[index].title for index, wide in enumerate(widest) if wide and index not in self._widths]
 
     def show(self, rows: Sequence[Row]) -> None:
         """Show these ``rows``, and draw again what is different. The selected run stays selected while it is there."""
@@ -221,9 +230,7 @@ class RunsTable(Widget, can_focus=True):
         place = places.get(selected.id, cursor) if selected else 0
         self._cursor = max(0, min(place, len(rows) - 1))
         self._follow_cursor()
-        widths = column_widths(rows, self.size.width)
-        if widths != self._widths or top != self._top or not before:
-            self._widths = widths
+        if self._fit() or top != self._top or not before:
             self.refresh()
         else:
             for place in range(self._top, min(max(len(before), len(rows)), self._top + self._room)):
@@ -242,6 +249,14 @@ class RunsTable(Widget, can_focus=True):
         # By id: a new row of the same run must not have the page read its logs from the beginning.
         if (self.selected and self.selected.id) != (selected and selected.id):
             self.post_message(self.Selected())
+
+    def _fit(self) -> bool:
+        """Fit columns to the screen, and names to their column; returns whether anything is drawn in another way."""
+        widths = column_widths(self._rows, self.size.width)
+        long = list(dict.fromkeys(row.cells[NAME] for row in self._rows if row.widths[NAME] > widths.get(NAME, 0)))
+        names = dict(zip(long, shorten_names(long, widths.get(NAME, 0)), strict=True))
+        before, self._widths, self._names = (self._widths, self._names), widths, names
+        return before != (widths, names)
 
     def _refresh_lines(self, places: set[int]) -> None:
         for place in places:
@@ -284,7 +299,7 @@ class RunsTable(Widget, can_focus=True):
 
     def on_resize(self) -> None:
         """Fit the columns to the new size."""
-        self._widths = column_widths(self._rows, self.size.width)
+        self._fit()
         self._follow_cursor()
         self.refresh()
 
@@ -314,7 +329,8 @@ class RunsTable(Widget, can_focus=True):
         row, segments = self._rows[place], []
         for index, wide in self._widths.items():
             colour = STATE_STYLES.get(row.cells[index], "") if index == STATE else ""
-            segments.append(Segment(cut(row.cells[index], wide), style + Style.parse(colour) if colour else style))
+            text = row.text(index, wide, self._names)
+            segments.append(Segment(text, style + Style.parse(colour) if colour else style))
             segments.append(Segment(" " * GAP, style))
         return Strip(segments).adjust_cell_length(width, style)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -11,21 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.cells import cell_len
 
+from slurmtrain.cli.drawing import cut
 from slurmtrain.cli.formatting import bar
 from slurmtrain.errors import QueryError
 from slurmtrain.plugins.top.reading import wrapped
 from slurmtrain.plugins.top.top_rows import (
     COLUMNS,
+    NAME,
     ORDERS,
+    PARAMS,
     Params,
     Row,
     RunsView,
     aged,
+    arrange,
     choose,
     column_widths,
-    cut,
     fact_lines,
     facts,
+    fold_rows,
     label,
     make_row,
     summary,
@@ -125,6 +130,33 @@ def test_rows_with_parameters_that_differ_are_the_same_objects_while_nothing_cha
     assert cells(params.add_to(rows[:1])[0])["PARAMS"] == "-"
 
 
+def test_runs_of_a_sweep_are_one_row_until_that_is_opened() -> None:
+    states = ("running", "failed", "pending", "completed", "running")
+    rows = [
+        make_row(run(n, state=state, params={"lr": n / 10}, resources={}, sweep="s" if n < 4 else None))
+        for n, state in enumerate(states)
+    ]
+    folded = fold_rows(rows, {}, {})
+    again = fold_rows(rows, folded, {})
+    assert again["s"][1] is folded["s"][1]
+    sweeps = {"s": folded["s"][1]}
+    chosen = choose(rows, RunsView())
+    assert [row.id for row in arrange(chosen, sweeps, set())] == ["0000000004", "s"]
+    assert [row.id[-1] for row in arrange(chosen, sweeps, {"s"})] == ["4", "s", "2", "0", "3", "1"]
+    row = cells(sweeps["s"])
+    assert (row["STATE"], row["PARAMS"], row["STEP"]) == ("1F 1R 1PD 1CD", "lr 0..0.3", "1/4")
+    assert not sweeps["s"].ended
+    assert dict(facts(sweeps["s"].run, []))["runs"].startswith("4: 1 failed, 1 running, 1 pending, 1 completed;")
+    assert not RunsView("cnn").folds
+    assert fold_rows([replace(each, put_away=True) for each in rows], {}, {}) == {}
+
+
+def test_what_differs_stays_visible_in_a_cell_that_is_too_narrow() -> None:
+    shown = Params().add_to([make_row(run(n, params={"lr": n / 10, "bs": 64, "opt": "adam" * n})) for n in range(4)])
+    assert [each.text(PARAMS, 10, {}) for each in shown[1:3]] == ["lr=0.1 …+1", "lr=0.2 …+1"]
+    assert shown[1].text(NAME, 6, {"cnn": "c…n"}) == "c…n   "
+
+
 def test_a_filter_may_be_a_condition() -> None:
     rows = [make_row(run(n, params={"lr": lr})) for n, lr in enumerate((0.1, 0.3, 0.5))]
     view = RunsView().filtered("params.lr > 0.2 and state = running", rows)
@@ -139,7 +171,8 @@ def test_a_condition_that_means_nothing_is_refused(text: str) -> None:
 
 
 def test_archived_runs_are_shown_only_to_those_who_ask_for_them() -> None:
-    rows = [make_row(run(n, state=state, archived=True)) for n, state in enumerate(("completed", "running"))]
+    states = ("completed", "running")
+    rows = [make_row(run(n, state=state, archived=True), put_away=n == 0) for n, state in enumerate(states)]
     assert [row.id[-1] for row in choose(rows, RunsView())] == ["1"]
     assert [row.id[-1] for row in choose(rows, RunsView().filtered("archived = true", rows))] == ["1", "0"]
 

@@ -59,7 +59,7 @@ def test_a_person_reads_runs_logs_and_help_at_80_columns(home: SampleHome) -> No
         terminal.press("n")
         terminal.wait_for(lambda text: "Resume crashed" not in text)
         terminal.resize(60, 20)
-        terminal.wait_for(lambda text: "ID " in text and "METRICS" not in text and "q quit" in terminal.lines[19])
+        terminal.wait_for(lambda text: "no room for PROGRESS" in text and "q quit" in terminal.lines[19])
         terminal.press(*"/created")
         terminal.wait_for("1 shown: created")
         terminal.press("enter")
@@ -157,11 +157,11 @@ def test_without_a_terminal_it_says_what_works_there(home: SampleHome) -> None:
 def test_what_breaks_while_it_runs_is_shown_and_the_page_goes_on(home: SampleHome) -> None:
     def has_problem(text: str) -> bool:
         """Whether it is shown, wrapped anywhere: paths of tests are as long as they are."""
-        return text.replace(" ", "") in "".join(terminal.lines[1:6]).replace(" ", "")
+        return text.replace(" ", "") in "".join(terminal.lines[1:7]).replace(" ", "")
 
     with on_terminal("top", "--interval", "0.5", cwd=home.project, env=home.environ()) as terminal:
         terminal.wait_for("Slurm ")
-        terminal.wait_for(lambda _: terminal.lines[1].startswith("ID"))
+        terminal.wait_for(lambda _: terminal.lines[2].startswith("ID"))
         [registry] = home.project.rglob("registry.db")
         # Not emptied before: what sees an empty file begins to make a registry in it, and empties it again on failure.
         with registry.open("r+b") as file:

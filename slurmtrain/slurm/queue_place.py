@@ -131,7 +131,7 @@ class _Line:
     """The jobs that wait for the nodes of a job's partition, or of others."""
 
     def __init__(self, job_id: str, priority: int, pending: Sequence[_Pending], partitions: Partitions) -> None:
-        self._array = job_id.partition("_")[0]
+        self._id = _number_of(job_id)
         self._priority = priority
         self._pending = pending
         self.partitions = partitions
@@ -144,11 +144,13 @@ class _Line:
         """
         count = 0
         for job in self._pending:
-            if job.id.partition("_")[0] == self._array or job.reason not in IN_LINE:
+            if _number_of(job.id) == self._id or job.reason not in IN_LINE:
                 continue
+            # Of equal ones, the one that was submitted first.
+            is_earlier = (-job.priority, _number_of(job.id)) < (-self._priority, self._id)
             theirs = [each for each in job.partitions if self._nodes.get(each, frozenset()) & self._nodes[name]]
             tiers = [_tier(self.partitions[each]) - _tier(self.partitions[name]) for each in theirs]
-            count += any(tier > 0 or (tier == 0 and job.priority > self._priority) for tier in tiers)
+            count += any(tier > 0 or (tier == 0 and is_earlier) for tier in tiers)
         return count
 
     def added_s(self, name: str) -> float:
@@ -194,8 +196,11 @@ class _Questions:
         if reason == "JobArrayTaskLimit" and (most := _AT_ONCE.search(about)):
             yield f"of its array, at most {most[1]} run at once (sweep.parallel)"
         with suppress(SlurmDown):
-            if nodes := _UNAVAILABLE.search(record.get("Reason", "")):
-                yield from describe_nodes(self.ask("scontrol", "--oneliner", "show", "node", nodes[1]).result())
+            if reason in ("ReqNodeNotAvail", "NodeDown"):
+                unavailable = _UNAVAILABLE.search(record.get("Reason", ""))
+                nodes = unavailable[1] if unavailable else record.get("ReqNodeList", "")
+                if nodes:
+                    yield from describe_nodes(self.ask("scontrol", "--oneliner", "show", "node", nodes).result())
             if reason.startswith(("QOS", "Assoc")):
                 names = ("assoc", "accounts", "Account") if reason.startswith("Assoc") else ("qos", "qos", "QOS")
                 flag, filtered, key = names
@@ -273,6 +278,12 @@ def _takes(partition: Mapping[str, str], nodes: int, limit_s: float | None) -> b
     most, most_s = partition.get("MaxNodes", ""), read_duration(partition.get("MaxTime", ""))
     is_short = most_s is None or (limit_s is not None and limit_s <= most_s)
     return partition.get("State", "UP") == "UP" and is_short and not (most.isdecimal() and nodes > int(most))
+
+
+def _number_of(job_id: str) -> int:
+    """The number of a job, or of its array; 0 for anything else."""
+    number = re.match(r"\d+", job_id)
+    return int(number[0]) if number else 0
 
 
 def _nodes_of(partition: Mapping[str, str]) -> Sequence[str]:

@@ -137,14 +137,15 @@ def test_jobs_before_it_are_those_that_could_start_and_come_first(ask: Callable[
     waiting = (
         "64|4294901706|1|1|20:00|spot-cancel|Priority\n"  # the same nodes, and a higher priority
         "65|4294901704|1|1|20:00|spot|Priority\n"
+        "61|4294901705|1|1|20:00|spot|Priority\n"  # as high, and submitted before
         "66|4294901707|1|1|20:00|spot|Dependency\n"
         "67_[1-3%2]|4294901708|1|1|20:00|spot|JobArrayTaskLimit\n"
         "68|5|1|1|20:00|ondemand|Resources\n"  # a higher tier
         "69|4294901709|1\nbroken"
     )
     facts = ask(Answers(waiting=waiting))
-    assert facts.ahead == 2
-    assert (facts.waiting["ondemand"], facts.waiting["spot-cancel"]) == (0, 2)
+    assert facts.ahead == 3
+    assert (facts.waiting["ondemand"], facts.waiting["spot-cancel"]) == (0, 3)
 
 
 def test_a_pinned_job_is_asked_about_without_its_nodes_and_their_state_is_named(ask: Callable[..., QueueFacts]) -> None:

@@ -350,22 +350,6 @@ def test_a_run_that_was_resumed_with_other_params_has_a_new_mlflow_run_before_it
     assert shown_of(workspace, proxy.uri)[0].data.params == {"lr": "0.5"}
 
 
-def test_the_first_runs_of_a_sweep_create_one_parent_together(workspace: Workspace, proxy: TrackingProxy) -> None:
-    orders = []
-    mlflow = {"uri": proxy.uri, "experiment": str(workspace.root.run(RUN_ID).path)}
-    for number in range(3):
-        directory = workspace.root.run(f"{RUN_ID[:-1]}{number}")
-        run = SimulatedRun(directory, spec={"tracking": {"mlflow": mlflow}})
-        run.created(sweep="sweep00000", varies={"params.lr": number}).submitted().started()
-        orders.append(LiveOrders(proxy.uri, str(directory.path), str(directory.plan), False))
-    proxy.delay_s = 0.05
-    with ThreadPoolExecutor(3) as pool:
-        ids = set(pool.map(lambda each: LiveSender(each, {}, lambda _: None).begin(), orders))
-    shown = {run.info.run_id: run for run in shown_of(workspace, proxy.uri)}
-    [parent] = shown.keys() - ids
-    assert {shown[each].data.tags["mlflow.parentRunId"] for each in ids} == {parent}
-
-
 # --- stores that refuse, and servers that do not answer --------------------------------------------------------------
 
 

@@ -63,7 +63,7 @@ def stored(server: str, run_id: str) -> tuple[dict[str, float], dict[str, str]]:
     [run] = ask(server, "runs/search", {"experiment_ids": [experiment]})["runs"]
     data = run["data"]
     return (
-        {each["key"]: each["value"] for each in data.get("metrics", []) if each["key"] != "slurmtrain/queue_s"},
+        {each["key"]: each["value"] for each in data.get("metrics", []) if each["key"] != "system/queue_s"},
         {each["key"]: each["value"] for each in data.get("params", [])},
     )
 

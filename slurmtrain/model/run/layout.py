@@ -309,8 +309,6 @@ class RunsRoot:
 
     mlflow_artifacts = FixedPath("mlartifacts")
     """Where that store keeps its artifacts."""
-    mlflow_sweeps = FixedPath(".mlflow-sweeps")
-    """Which MLflow runs are the parents of sweeps."""
     registry = FixedPath("registry.db")
     """The database that caches what commands have read about the runs, unless configured elsewhere."""
     scheduler_cache = FixedPath(".squeue.json")
@@ -342,7 +340,9 @@ class RunsRoot:
         return self.path / f".name-{hashlib.sha256(name.encode()).hexdigest()[:32]}.lock"
 
     tracking_lock = FixedPath(".mlflow.lock")
-    """Held by the command that sends runs to trackers."""
+    """Held by the command that sends a run to trackers."""
+    tracking_queue = FixedPath(".mlflow.queue.lock")
+    """Held by the command that is the next to send one."""
     watch_lock = FixedPath(".watch.lock")
     """Held by the process that watches these runs, and identifies it."""
     settled_check = FixedPath(".settled-check")

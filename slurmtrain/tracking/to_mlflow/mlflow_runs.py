@@ -1,16 +1,18 @@
-"""The MLflow runs that show runs, and sweeps as their parents: their params, tags and status, apart from metrics.
+"""The MLflow runs that show runs: their params, tags and status, apart from metrics.
 
 MLflow never changes a param or the time at which a run started (``runs/update`` takes a status, the end and a name
 only). So a run is created there once it has started, and a run that goes on with other params gets a new MLflow run,
 with everything that the one before has: that one is deleted, unless somebody else has logged something there, and names
 its successor in a tag.
 
-Node 0 of a run creates its MLflow run, and so may a command at the same time; so may the runs of a sweep create its
-parent. MLflow has no tag that only one run can have, and cannot create a run on condition that there is none. So it is
-a file that decides: whoever has created an MLflow run links a file that names it, which only one process can do, and
-the others use that one and delete their own. If a process is killed before it links the file, the next one finds its
-MLflow run by a tag, and links that. When the MLflow run that was chosen is replaced, or deleted by somebody, another
-choice says what comes after it.
+Node 0 of a run creates its MLflow run, and so may a command at the same time. MLflow has no tag that only one run can
+have, and cannot create a run on condition that there is none. So it is a file that decides: whoever has created an
+MLflow run links a file that names it, which only one process can do, and the others use that one and delete their own.
+If a process is killed before it links the file, the next one finds its MLflow run by a tag, and links that. When the
+MLflow run that was chosen is replaced, or deleted by somebody, another choice says what comes after it.
+
+The runs of a sweep have its id as a tag. They have no parent: MLflow's list hides runs below one, and draws the curves
+of the parent instead, which has none.
 """
 
 from __future__ import annotations
@@ -18,8 +20,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import shlex
-import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ _TAGS_A_CALL = 100
 _TAG_LENGTH = 5000
 _REPLACED_BY = "slurmtrain.replaced_by"
 _REPLACES = "slurmtrain.replaces"
-_CREATED_AT = "slurmtrain.created_at"
+_PARENT = "mlflow.parentRunId"
+# What earlier versions found the parent of the runs of a sweep by.
+_SWEEP_PARENT = "slurmtrain.sweep_id"
 _SERVERS = ("http://", "https://")
 # What MLflow and slurmtrain set themselves; other tags are people's own.
 _OURS = ("slurmtrain.", "mlflow.")
@@ -88,14 +91,13 @@ class Choices:
 
 
 class MlflowRuns:
-    """Runs, and sweeps as their parents, in one MLflow store."""
+    """Runs in one MLflow store."""
 
     def __init__(self, api: Api, root: RunsRoot) -> None:
         """``api``: of the store. ``root``: the runs root."""
         self._api = api
         self._client = api.client
         self._root = root
-        self._sweep_parents: dict[tuple[str, str], str] = {}
         self.notes: list[str] = []
         """What the store did not take, as sentences."""
 
@@ -110,7 +112,7 @@ class MlflowRuns:
         choices = Choices(tracked.directory.mlflow_runs, self._api.uri)
         # What was chosen last is mostly known, and earlier versions have left no files of choices. Whoever replaced
         # one may have been killed before it was deleted.
-        last, shown = self._newest_choice(choices, earlier, lambda replaced: self._discard(replaced, tracked))
+        last, shown = self._newest_choice(choices, earlier, tracked)
         if shown is None:
             present = next(iter(self._present(tracked)), None)
             created = self._create(tracked, {}) if present is None else str(present.info.run_id)
@@ -130,7 +132,7 @@ class MlflowRuns:
         return mlflow_id
 
     def describe(self, shown: Any, tracked: TrackedRun) -> None:
-        """Set the values that change while a run goes on: tags, time in the queue, status, and the same for its sweep.
+        """Set the values that change while a run goes on: tags, time in the queue and status.
 
         Args:
             shown: The MLflow run.
@@ -139,9 +141,6 @@ class MlflowRuns:
         mlflow_id, run = str(shown.info.run_id), tracked.run
         tags = sending.changing_tags(run) | _checkpoint_tags(tracked)
         tags |= sending.former_params(_params_by_attempt(tracked))
-        if run.sweep is not None:
-            experiment = str(shown.info.experiment_id)
-            tags["mlflow.parentRunId"] = self._sweep_parent(experiment, tracked, _origin(tracked.directory))
         # Each request may take a while on a server far away.
         changed = {name: value for name, value in tags.items() if shown.data.tags.get(name) != value}
         entities = [self._api.entities.RunTag(legal_name(name), value[:_TAG_LENGTH]) for name, value in changed.items()]
@@ -150,8 +149,6 @@ class MlflowRuns:
         log_values(self._api, mlflow_id, sending.queue_times(run))
         if run.ended or shown.info.status != sending.status_of(run):
             self._set_status(mlflow_id, run)
-        if run.sweep is not None:
-            self._set_sweep_status(tags["mlflow.parentRunId"], run)
         # What processes have left that were killed right after another one had been faster.
         for other in self._present(tracked) if run.ended else ():
             if other.info.run_id != mlflow_id:
@@ -160,9 +157,7 @@ class MlflowRuns:
 
     # --- finding and creating -----------------------------------------------------------------------------------------
 
-    def _newest_choice(
-        self, choices: Choices, first: str | None, discard: Callable[[Any], None]
-    ) -> tuple[str, Any | None]:
+    def _newest_choice(self, choices: Choices, first: str | None, tracked: TrackedRun) -> tuple[str, Any | None]:
         """The id that was chosen last, from ``first`` on, and that MLflow run, if it was not deleted or replaced."""
         last, chosen = _FIRST, first or choices.after()
         while chosen is not None:
@@ -175,7 +170,7 @@ class MlflowRuns:
             if shown is not None and shown.info.lifecycle_stage == "active":
                 if not shown.data.tags.get(_REPLACED_BY):
                     return chosen, shown
-                discard(shown)
+                self._discard(shown, tracked)
             last, chosen = chosen, choices.after(chosen)
         return last, None
 
@@ -199,23 +194,19 @@ class MlflowRuns:
         run, origin = tracked.run, _origin(tracked.directory)
         experiment = self._experiment(tracked.plan.spec.tracking.mlflow.experiment or run.name)
         own = sending.lasting_tags(run, origin, tracked.plan.spec, str(self._root.path / run.id))
-        if run.sweep is not None:
-            own["mlflow.parentRunId"] = self._sweep_parent(experiment, tracked, origin)
         name = sending.run_name(run, origin, tracked.plan.content)
-        created = self._create_named(experiment, run, {**tags, **own}, name)
+        created = str(
+            self._client.create_run(
+                experiment,
+                start_time=sending.started_ms(run),
+                tags={legal_name(key): value[:_TAG_LENGTH] for key, value in {**tags, **own}.items()},
+                run_name=name,
+            ).info.run_id
+        )
         if run.started_at is None:
             self._set_status(created, run)
         self._log_params(created, tracked.plan.spec.params)
         return created
-
-    def _create_named(self, experiment: str, run: Run, tags: Mapping[str, str], name: str) -> str:
-        created = self._client.create_run(
-            experiment,
-            start_time=sending.started_ms(run),
-            tags={legal_name(key): value[:_TAG_LENGTH] for key, value in tags.items()},
-            run_name=name,
-        )
-        return str(created.info.run_id)
 
     def _replace(self, shown: Any, tracked: TrackedRun, choices: Choices) -> str:
         """Create another MLflow run in the place of one; the tags that people have added to it move along."""
@@ -279,60 +270,6 @@ class MlflowRuns:
             )
         return identifier
 
-    # --- the parents of the runs of sweeps ----------------------------------------------------------------------------
-
-    def _sweep_parent(self, experiment: str, tracked: TrackedRun, origin: sending.Origin) -> str:
-        """The id of the parent of a run of a sweep, created if there is none.
-
-        Args:
-            experiment: The id of the experiment.
-            tracked: The run.
-            origin: Where it came from.
-        """
-        sweep = str(tracked.run.sweep)
-        if (experiment, sweep) not in self._sweep_parents:
-            parents = self._client.search_runs([experiment], f"tags.`{sending.SWEEP_TAG}` = '{sweep}'")
-            # More than one after a kill; the first one counts.
-            ordered = sorted(parents, key=lambda run: (run.data.tags.get(_CREATED_AT, ""), run.info.run_id))
-            present = [str(run.info.run_id) for run in ordered]
-            choices = Choices(self._root.mlflow_sweeps, self._api.uri, experiment, sweep)
-            parent, shown = self._newest_choice(choices, None, lambda _: None)
-            if shown is None:
-                if present:
-                    created = present[0]
-                else:
-                    # What all runs of the sweep have in common: nothing may find the parent by the id of one.
-                    tags = sending.lasting_tags(tracked.run, origin, tracked.plan.spec, "")
-                    for name in (sending.RUN_TAG, "slurmtrain.plan_hash", "slurmtrain.sweep"):
-                        tags.pop(name, None)
-                    tags |= {sending.SWEEP_TAG: sweep, _CREATED_AT: f"{time.time():.6f}"}
-                    if origin.varies:
-                        tags["slurmtrain.varies"] = ", ".join(origin.varies)
-                    created = self._create_named(experiment, tracked.run, tags, sending.sweep_name(tracked.run))
-                parent = self._settle(choices, created, parent)
-            for other in present:
-                if other != parent:
-                    self._client.delete_run(other)
-            self._sweep_parents[experiment, sweep] = parent
-        return self._sweep_parents[experiment, sweep]
-
-    def _set_sweep_status(self, parent: str, run: Run) -> None:
-        """Set the status of the parent of a run, whose own is in MLflow already."""
-        info = self._client.get_run(parent).info
-
-        def has_children(*statuses: str) -> bool:
-            children = f"tags.`mlflow.parentRunId` = '{parent}'"
-            conditions = (f"{children} and attributes.status = '{status}'" for status in statuses)
-            return any(self._client.search_runs([info.experiment_id], each, max_results=1) for each in conditions)
-
-        if not run.ended or has_children("RUNNING", "SCHEDULED"):
-            if info.status != "RUNNING":
-                self._client.update_run(parent, status="RUNNING")
-            return
-        status = next((each for each in ("FAILED", "KILLED") if has_children(each)), "FINISHED")
-        ended = max(sending.milliseconds(run.ended_at or 0.0), info.end_time or 0)
-        self._client.set_terminated(parent, status, ended)
-
     # --- sending ------------------------------------------------------------------------------------------------------
 
     def _log_params(self, mlflow_id: str, params: Mapping[str, Any], present: Collection[str] = ()) -> None:
@@ -363,6 +300,22 @@ class MlflowRuns:
             self._client.set_terminated(mlflow_id, status, ended)
         elif status is not None:
             self._client.update_run(mlflow_id, status=status)
+
+
+def flatten_sweep(client: Any, experiment: str, sweep: str) -> None:
+    """Put the runs of a sweep into MLflow's list, if an earlier version has nested them below a parent.
+
+    Args:
+        client: An ``mlflow.MlflowClient``, or a :class:`.rest_client.RestClient`.
+        experiment: The id of the experiment.
+        sweep: The id of the sweep.
+    """
+    for parent in client.search_runs([experiment], f"tags.`{_SWEEP_PARENT}` = '{sweep}'"):
+        for run in client.search_runs([experiment], f"tags.`{_PARENT}` = '{parent.info.run_id}'"):
+            client.delete_tag(run.info.run_id, _PARENT)
+        # Unless somebody has described it.
+        if all(name.startswith(_OURS) and name != sending.NOTE_TAG for name in parent.data.tags):
+            client.delete_run(parent.info.run_id)
 
 
 def _stored_as(names: Iterable[str]) -> set[str]:

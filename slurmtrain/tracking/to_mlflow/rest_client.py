@@ -162,6 +162,10 @@ class RestClient:
         """Set the tag ``key`` of the run ``run_id`` to ``value``."""
         self._post("runs/set-tag", run_id=run_id, key=key, value=value)
 
+    def delete_tag(self, run_id: str, key: str) -> None:
+        """Remove the tag ``key`` of the run ``run_id``."""
+        self._post("runs/delete-tag", run_id=run_id, key=key)
+
     def log_batch(
         self, run_id: str, metrics: Sequence[Metric] = (), params: Sequence[Param] = (), tags: Sequence[RunTag] = ()
     ) -> None:

@@ -297,8 +297,8 @@ def _measured(node: str, attempt: Attempt, record: Any) -> Iterator[MetricValue]
 # --- what MLflow shows of a run apart from its metrics: name, tags, params, times and status. Pure. -------------------
 
 RUN_TAG = "slurmtrain.run_id"
-SWEEP_TAG = "slurmtrain.sweep_id"
-"""What the parent of the runs of a sweep is found by."""
+SWEEP_TAG = "slurmtrain.sweep"
+"""What the runs of a sweep are found by."""
 NOTE_TAG = "mlflow.note.content"
 """MLflow shows it as the description of a run."""
 # MLflow's limits for one value.
@@ -376,7 +376,7 @@ def queue_times(run: Run) -> list[MetricValue]:
             waited = 0.0 if submitted_at is None else attempt.started_at - submitted_at
             total += max(0.0, attempt.spent.get("queue", waited))
             at_ms = milliseconds(attempt.started_at)
-            times.append(MetricValue("slurmtrain/queue_s", round(total, 3), at_ms, attempt.number))
+            times.append(MetricValue("system/queue_s", round(total, 3), at_ms, attempt.number))
     return times
 
 
@@ -395,7 +395,7 @@ def lasting_tags(run: Run, origin: Origin, spec: Spec, directory: str) -> dict[s
         "slurmtrain.name": run.name,
         "slurmtrain.dir": directory,
         "slurmtrain.plan_hash": run.plan_hash,
-        "slurmtrain.sweep": run.sweep,
+        SWEEP_TAG: run.sweep,
         # Not as ``mlflow.parentRunId``, under which MLflow hides a run in lists.
         "slurmtrain.parents": "; ".join(parent.phrase for parent in parents),
         "slurmtrain.parent_run_id": parents[0].run if parents else "",
@@ -478,8 +478,3 @@ def former_params(history: Sequence[tuple[int, Mapping[str, str]]]) -> dict[str,
                 tags[f"slurmtrain.attempt_{number}.params.{name}"] = value
         before = params
     return tags
-
-
-def sweep_name(run: Run) -> str:
-    """The name of the parent of the runs of a sweep."""
-    return f"{run.name[:_NAME_LENGTH]} sweep {run.sweep}"

@@ -18,6 +18,7 @@ from slurmtrain.ops.shared.next_attempts import run_settings
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import write_json
+from slurmtrain.tracking.to_mlflow.mlflow_runs import flatten_sweep
 
 Add = Callable[..., SimulatedRun]
 CREATED = {
@@ -86,7 +87,7 @@ def test_a_run_is_shown_from_when_training_started_with_who_submitted_what(
     [run] = shown()
     assert (run.info.run_name, run.info.status, run.info.user_id) == ("digits lr=0.1", "RUNNING", "ada")
     assert 1600 <= run.info.start_time / 1000 <= 1610
-    assert 600 <= run.data.metrics["slurmtrain/queue_s"] <= 610
+    assert 600 <= run.data.metrics["system/queue_s"] <= 610
     tags = {name: run.data.tags.get(f"mlflow.source.{name}") for name in ("name", "type", "git.commit", "git.branch")}
     assert tags == {"name": "train.py", "type": "LOCAL", "git.commit": "abc", "git.branch": "wider"}
     sim.stopped().command("note", text="too slow").command("tags", add=["baseline"]).started(restart=1)
@@ -101,28 +102,42 @@ def test_a_run_is_shown_from_when_training_started_with_who_submitted_what(
     assert (run.data.tags["slurmtrain.attempt"], run.data.tags["slurmtrain.state"]) == ("2", "completed")
 
 
-def test_the_runs_of_a_sweep_have_one_parent_even_if_two_commands_have_created_it(
+def test_the_runs_of_a_sweep_are_in_the_list_and_the_parent_that_earlier_versions_gave_them_goes(
     workspace: Workspace, add: Add, shown: Callable[[], list[Any]], store: str
 ) -> None:
+    client = mlflow.MlflowClient(store)
     for run_id, lr in (("0123456780", 0.1), ("0123456781", 0.2)):
         sim = add(run_id, {"sweep": "sweep00000", "varies": {"params.lr": lr}}, params={"lr": lr})
         sim.started().reached(1, loss=lr)
     send(workspace)
-    [parent] = [run for run in shown() if "slurmtrain.sweep_id" in run.data.tags]
-    assert (parent.info.run_name, parent.info.status) == ("digits sweep sweep00000", "RUNNING")
-    tags = {"slurmtrain.sweep_id": "sweep00000", "slurmtrain.created_at": "9999999999.0"}
-    mlflow.MlflowClient(store).create_run(parent.info.experiment_id, tags=tags)
-    sim.ended("completed")
+    runs = shown()
+    assert [run.info.run_name for run in runs] == ["digits lr=0.1", "digits lr=0.2"]
+    assert all("mlflow.parentRunId" not in run.data.tags for run in runs)
+    assert {run.data.tags["slurmtrain.sweep"] for run in runs} == {"sweep00000"}
+    experiment = runs[0].info.experiment_id
+    former = {"slurmtrain.sweep_id": "sweep00000", "slurmtrain.created_at": "9999999999.0"}
+    parents = [client.create_run(experiment, tags={**former, **more}) for more in ({}, {"mine": "yes"})]
+    for run, parent in zip(runs, parents, strict=True):
+        client.set_tag(run.info.run_id, "mlflow.parentRunId", parent.info.run_id)
+    flatten_sweep(client, experiment, "another")
+    assert len(shown()) == 4
+    flatten_sweep(client, experiment, "sweep00000")
+    left = shown()
+    assert all("mlflow.parentRunId" not in run.data.tags for run in left)
+    # Somebody has tagged one of the parents.
+    assert {run.info.run_id for run in left} == {*(run.info.run_id for run in runs), parents[1].info.run_id}
+
+
+def test_a_run_that_was_deleted_before_it_was_sent_is_not_sent_and_one_that_was_sent_gets_its_end(
+    workspace: Workspace, add: Add, shown: Callable[[], list[Any]]
+) -> None:
+    sim = add().started().reached(1, loss=0.5)
     send(workspace)
-    runs = {run.info.run_id: run for run in shown()}
-    assert len(runs) == 3
-    children = [run for run in runs.values() if run.data.tags.get("mlflow.parentRunId") == parent.info.run_id]
-    assert {run.info.run_name for run in children} == {"digits lr=0.1", "digits lr=0.2"}
-    assert runs[parent.info.run_id].info.status == "RUNNING"
-    SimulatedRun(workspace.root.run("0123456780"), job="0123456780", now=5000.0).ended("completed")
-    send(workspace)
-    [parent] = [run for run in shown() if "slurmtrain.sweep_id" in run.data.tags]
-    assert (parent.info.status, parent.info.end_time) == ("FINISHED", 5_001_000)
+    for other in (sim, add("0123456781").started().reached(1, loss=0.5)):
+        other.ended("completed").command("delete", bytes=1, by="ada@login").command("deleted")
+    assert send(workspace).mirrored == ["0123456789"]
+    assert [run.info.status for run in shown()] == ["FINISHED"]
+    assert send(workspace) == MirrorOutcome()
 
 
 def test_a_run_that_goes_on_with_other_params_is_shown_with_these_and_the_old_values_as_tags(

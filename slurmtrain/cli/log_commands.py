@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
@@ -18,7 +19,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.model.metrics.chart import Chart
-    from slurmtrain.ops.ui import Page
+    from slurmtrain.ops.ui import Show
 
 
 @options.command("logs @last -f", "logs digits -n 50 --rank 0", looks=True)
@@ -264,47 +265,65 @@ def _chart_legend(chart: Chart, width: int, *, colour: bool, unicode: bool) -> I
 @click.option("--no-browser", "quiet", is_flag=True, help="Only print the address.")
 @options.json_option
 def ui_command(workspace: Workspace, run: str | None, port: int, host: str, quiet: bool, as_json: bool) -> int:
-    """Send what is new to MLflow, start its server for the store of these runs, and show them until Ctrl-C.
+    """Show the curves of runs in MLflow until Ctrl-C: start its server for their store, and send what is new.
 
-    RUN is shown on its own page; a sweep, by its id or its name, or a pattern in quotes, as a list of runs; without
-    one, the experiment of the newest run. The curves of runs that train go on growing. If the store is a server that
-    runs already, this prints its address and exits.
+    RUN is shown on its own page; a sweep, by its id or its name, or a pattern in quotes, as the curves of its runs;
+    without one, the experiment of the newest run. These runs are sent first, and all others while the page is open; the
+    curves of runs that train go on growing. If the store is a server that runs already, this ends once everything is
+    sent.
 
     On this machine, and through a tunnel to it, only your own account is served.
     """
     from slurmtrain.ops.shared.interrupt import StopSignal
-    from slurmtrain.ops.ui import find_page, keep_mirroring, mirror_new, show_page, tunnel
+    from slurmtrain.ops.shared.observe import observe
+    from slurmtrain.ops.ui import choose_shown, displaying, tunnel
     from slurmtrain.tracking.to_mlflow.server import is_loopback
 
     if not is_loopback(host):
         output.warn([f"everybody who can connect to {host} can read and change what is in the store"])
-    observed, outcome = mirror_new(workspace)
+    observed = observe(workspace, ask_slurm=False)
     output.warn_about(observed)
-    output.warn([*outcome.notes, *outcome.problems])
-    page = find_page(workspace, observed, run)
-    if page.address:
-        _present_page(page, page.address, as_json=as_json, opens=not quiet)
-        return 0
+    shown = choose_shown(workspace, observed, run)
 
     def occupied(unavailable: int, next_free: int) -> None:
         output.echo(f"port {unavailable} is not available, {next_free} is used instead", err=True)
 
-    with show_page(workspace, page, host, port, occupied) as (server, address):
-        _present_page(page, address, as_json=as_json, opens=not quiet)
-        if line := tunnel(os.environ, server):
-            output.echo(f"on your own machine, to open this address there: {line}", err=True)
-        output.echo("Ctrl-C ends it", err=True)
-        with StopSignal() as stop:
-            keep_mirroring(workspace, server, lambda problem: output.warn([problem]), stop)
+    @contextlib.contextmanager
+    def showing_progress() -> Iterator[Show]:
+        with tables.count_progress("runs sent") as count:
+
+            def show(sent: int, total: int, problems: Sequence[str]) -> None:
+                if total:
+                    count(sent, total)
+                output.warn(problems)
+
+            yield show
+
+    with StopSignal() as stop, displaying(workspace, shown, host, port, occupied) as display:
+        with showing_progress() as show:
+            address = display.address(stop, show)
+        if not address:
+            return 0
+        _present_page(shown.store, address, as_json=as_json, opens=not quiet)
+        if display.server is not None:
+            if line := tunnel(os.environ, display.server):
+                output.echo(f"on your own machine, to open this address there: {line}", err=True)
+            output.echo("Ctrl-C ends it", err=True)
+        with showing_progress() as show:
+            sent = display.follow(stop, show, forever=False)
+        if sent:
+            output.echo(f"{sent} {'run was' if sent == 1 else 'runs were'} sent", err=True)
+        if display.server is not None:
+            display.follow(stop, lambda _sent, _total, problems: output.warn(problems), forever=True)
     return 0
 
 
-def _present_page(page: Page, address: str, *, as_json: bool, opens: bool) -> None:
+def _present_page(store: str, address: str, *, as_json: bool, opens: bool) -> None:
     """Print the address of a page, and open it if there is a screen to open it on."""
     from slurmtrain.ops.ui import has_browser
 
     if as_json:
-        output.print_json({"schema": 1, "url": address, "store": page.store}, on_a_line=True)
+        output.print_json({"schema": 1, "url": address, "store": store}, on_a_line=True)
     else:
         output.echo(address)
     if opens and has_browser(os.environ):

@@ -1,154 +1,262 @@
-"""Showing runs in MLflow: what is new is mirrored, and a server on this machine shows the store."""
+"""Showing runs in MLflow: a process sends what is new, and a server on this machine shows the store.
+
+The server starts, and the process sends the runs that were asked for, at the same time, since each takes seconds. The
+page can be opened once both are done; the process then goes on with all other runs.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import math
 import os
 import socket
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
-from slurmtrain.errors import NotAvailable, RunNotFound, SlurmtrainError, TrackingError
+from slurmtrain.errors import NotAvailable, PathError, RunNotFound, SlurmtrainError, TrackingError
+from slurmtrain.ops.sending_process import SendingProcess, SendingStatus
 from slurmtrain.ops.shared.find import choose_all
 from slurmtrain.ops.shared.interrupt import StopSignal
-from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
-from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.mirroring import has_begun
+from slurmtrain.ops.shared.next_attempts import current_plan
+from slurmtrain.ops.shared.observe import Observed
+from slurmtrain.ops.shared.trackers import MLFLOW, mlflow_uri
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import user_name
+from slurmtrain.tracking.to_mlflow.database import sqlite_file
+from slurmtrain.tracking.to_mlflow.mlflow_runs import flatten_sweep
+from slurmtrain.tracking.to_mlflow.rest_client import RestClient
+from slurmtrain.tracking.to_mlflow.sending import SWEEP_TAG
 from slurmtrain.tracking.to_mlflow.server import RunningServer, is_server, page_address, run_page, runs_page, serve
 
-# How often a page that is open gets new points, in seconds.
-EVERY_S = 15.0
-_POLL_S = 0.5
+if TYPE_CHECKING:
+    from slurmtrain.registry.cells import Sent
+    from slurmtrain.registry.rows import Listed
+
+_POLL_S = 0.05
+# How long the page waits for more of the runs that were asked for, once it could be opened with some of them: MLflow's
+# page looks for new runs every 30 seconds.
+_PATIENCE_S = 2.0
+_SENDS_NO_MORE = "the process that sends to trackers has ended: 'slurmtrain sync' sends what is new"
+# How many runs MLflow's page draws at first.
+_FIRST_PAGE = 10
+# With the ids of more runs, an address would get longer than browsers and terminals take.
+_FILTERED = 50
 _SSH_PORT = "22"
+Show = Callable[[int, int, Sequence[str]], None]
+"""A callback that takes how many runs were sent, how many are to be, and new problems."""
 
 
 @dataclass(frozen=True, slots=True)
-class Page:
-    """A page of MLflow: the URI of the ``store`` that has it, and its ``path`` on a server of this store."""
+class Shown:
+    """What a page shows: these runs, newest first.
 
-    store: str
-    path: str
-
-    @property
-    def address(self) -> str:
-        """The page on a server that runs already; empty if the store has none."""
-        return page_address(self.store, self.path) if is_server(self.store) else ""
-
-
-def mirror_new(workspace: Workspace, *, wait: bool = True) -> tuple[Observed, MirrorOutcome]:
-    """Observe all runs, and send what is new in them to their tracking stores.
-
-    Args:
-        workspace: Where the runs are.
-        wait: Wait for another command that is sending; otherwise, nothing is sent then.
+    ``store``: the URI of the MLflow store of the newest. ``sweep``: the id of the sweep, if they are all of its runs.
+    ``is_all``: the page shows older runs of their experiment, too.
     """
-    observed = observe(workspace, ask_slurm=False)
-    return observed, mirror_runs(workspace, observed.runs.fetch(observed.runs.index), wait=wait)
+
+    runs: Sequence[str]
+    store: str
+    sweep: str = ""
+    is_all: bool = False
 
 
-def find_page(workspace: Workspace, observed: Observed, name: str | None) -> Page:
-    """The page of a run, or the list of runs in their experiment.
+def choose_shown(workspace: Workspace, observed: Observed, name: str | None) -> Shown:
+    """What is to be shown.
 
     Args:
         workspace: Where the runs are.
-        observed: The runs, after they have been mirrored.
-        name: A run, for its own page; a name that several runs have, a sweep, or a pattern, for a list of these; None:
-            the list of runs in the experiment of the newest.
+        observed: The runs.
+        name: A run, for its own page; a sweep, or a pattern, for the curves of these runs; None: all runs in the
+            experiment of the newest.
 
     Raises:
         RunNotFound: There is no such run.
-        NotAvailable: None of them is in MLflow.
-        TrackingError: Their store cannot be read.
-    """
-    from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
-
-    chosen = runs_to_show(workspace, observed, name)
-    sent = {run_id: of_run["mlflow"] for run_id, of_run in workspace.store.sent().items() if "mlflow" in of_run}
-    listed = workspace.store.listed(chosen)
-    ids = {run_id: listed[run_id].row["mlflow_run_id"] for run_id in chosen if run_id in sent}
-    newest = next((run_id for run_id in reversed(chosen) if ids.get(run_id)), None)
-    if newest is None:
-        runs = f"run {chosen[0]} is not" if len(chosen) == 1 else f"none of these {len(chosen)} runs is"
-        raise NotAvailable(f"{runs} in MLflow: it has not started yet, or tracking.mlflow.enabled is false in its spec")
-    store = sent[newest].uri
-    experiment, title = MlflowTracker({"uri": store}, workspace.root).experiment_of(ids[newest])
-    if len(chosen) == 1:
-        return Page(store, run_page(experiment, ids[newest]))
-    # By default an experiment is called like its runs: its whole list has them.
-    if name in (None, title):
-        return Page(store, runs_page(experiment))
-    return Page(store, runs_page(experiment, [ids[run] for run in chosen if ids.get(run) and sent[run].uri == store]))
-
-
-def runs_to_show(workspace: Workspace, observed: Observed, name: str | None) -> Sequence[str]:
-    """The runs of the ``workspace``, as ``observed``, that a ``name`` refers to, oldest first; None: all.
-
-    Raises RunNotFound.
+        NotAvailable: None of them is to be in MLflow, or has started.
     """
     if not len(observed.runs):
         raise RunNotFound(f"there are no runs in {workspace.root.path}; 'slurmtrain submit' starts one")
-    return sorted(observed.runs.index) if name is None else choose_all(workspace, observed.runs, [name])
+    runs = observed.runs
+    chosen = sorted(runs.index if name is None else choose_all(workspace, runs, [name]), reverse=True)
+    sent = workspace.store.sent()
+    for run_id in chosen:
+        if store := _store_of(workspace, runs[run_id], sent.get(run_id, {})):
+            sweep = runs[run_id].sweep or ""
+            swept = {other for other, row in runs.named([sweep]).items() if row.sweep == sweep}
+            is_sweep = len(chosen) > 1 and set(chosen) == swept
+            return Shown(chosen if name else chosen[:_FIRST_PAGE], store, sweep if is_sweep else "", name is None)
+    raise NotAvailable(
+        f"MLflow has nothing of {describe_runs(chosen)}: it has not started yet, "
+        "or tracking.mlflow.enabled is false in its spec"
+    )
+
+
+def describe_runs(run_ids: Sequence[str]) -> str:
+    """These runs, in a sentence."""
+    return f"run {run_ids[0]}" if len(run_ids) == 1 else f"any of these {len(run_ids)} runs"
+
+
+def _store_of(workspace: Workspace, listed: Listed, sent: Mapping[str, Sent]) -> str:
+    """The MLflow store that has a run, or is to have it; empty if there is none."""
+    if MLFLOW in sent and listed.row["mlflow_run_id"]:
+        return sent[MLFLOW].uri
+    if listed.unreadable or listed.row["deleted_at"] is not None or not has_begun(listed.row):
+        return ""
+    with contextlib.suppress(PathError):
+        run = workspace.store.load(listed.id)
+        if run is not None and (plan := current_plan(workspace.root.run(run.id), run)).spec.tracking.mlflow.enabled:
+            return mlflow_uri(workspace, plan)
+    return ""
+
+
+class Display:
+    """What shows runs: the process that sends them, and the server, unless their store is one that runs already."""
+
+    def __init__(
+        self, workspace: Workspace, shown: Shown, sending: SendingProcess, server: RunningServer | None
+    ) -> None:
+        """Both were started a moment ago.
+
+        Args:
+            workspace: Where the runs are.
+            shown: The runs to show.
+            sending: The process that sends them.
+            server: The server on this machine; None: their store has its own.
+        """
+        self._workspace = workspace
+        self._shown = shown
+        self._reported: set[str] = set()
+        self._sending = sending
+        self.server = server
+        """The server on this machine, if there is one."""
+
+    def address(self, stop: StopSignal, show: Show) -> str:
+        """The address of the page, once it can be opened; empty if the wait was stopped.
+
+        Args:
+            stop: Ends the wait.
+            show: Is shown how many runs were sent, and each problem, once.
+
+        Raises:
+            NotAvailable: The runs are not in MLflow.
+            TrackingError: The server does not start, or their store cannot be read.
+        """
+        if self.server is not None and self._has_store():
+            self.server.open_store()
+        status: SendingStatus | None = None
+        present: Sequence[str] = ()
+        opens_at = math.inf
+        while not stop.wait(_POLL_S):
+            self._look(show)
+            if status is not self._sending.status:
+                status, present = self._sending.status, self._present()
+            is_complete = status.urgent_left == 0 or len(present) == len(self._shown.runs) or self._sending.ended
+            if is_complete and not present:
+                raise NotAvailable(f"MLflow has nothing of {describe_runs(self._shown.runs)}")
+            if self.server is not None:
+                if present:
+                    self.server.open_store()
+                if not self.server.answers():
+                    continue
+            opens_at = min(opens_at, time.monotonic() + _PATIENCE_S)
+            if present and (is_complete or time.monotonic() >= opens_at):
+                return self._address_of(present)
+        return ""
+
+    def follow(self, stop: StopSignal, show: Show, *, forever: bool) -> int:
+        """Go on until told to stop; returns how many runs were sent last.
+
+        Args:
+            stop: Ends it.
+            show: As in :meth:`address`.
+            forever: Also after all that was new has been sent.
+
+        Raises:
+            TrackingError: The server has ended.
+        """
+        while forever or not (self._sending.status.over or self._sending.ended):
+            if stop.wait(_POLL_S):
+                break
+            self._look(show)
+        return self._sending.status.sent
+
+    def _look(self, show: Show) -> None:
+        """Read what the process has said, and look whether the server goes on."""
+        self._sending.read()
+        status = self._sending.status
+        problems = [*status.problems, *([_SENDS_NO_MORE] if self._sending.ended else [])]
+        show(status.sent, status.total, [each for each in problems if each not in self._reported])
+        self._reported.update(problems)
+        if self.server is not None and self.server.ended:
+            raise TrackingError(f"the MLflow server for {self._shown.store} has ended: {self.server.last_line}")
+
+    def _has_store(self) -> bool:
+        """Whether the store exists: otherwise the process that sends makes it, before the server opens it."""
+        if (file := sqlite_file(self._shown.store)) is not None:
+            return file.exists()
+        return any(
+            each.uri == self._shown.store for of in self._workspace.store.sent().values() for each in of.values()
+        )
+
+    def _present(self) -> list[str]:
+        """The ids in MLflow of the runs to show that are there, newest first."""
+        listed = self._workspace.store.listed(self._shown.runs)
+        ids = (listed[run_id].row["mlflow_run_id"] for run_id in self._shown.runs if run_id in listed)
+        return [mlflow_id for mlflow_id in ids if mlflow_id]
+
+    def _address_of(self, present: Sequence[str]) -> str:
+        """The address of the page that shows these runs, by their ids in MLflow. Raises TrackingError."""
+        shown = self._shown
+        try:
+            if self.server is not None:
+                client: Any = RestClient(self.server.uri, {})
+            else:
+                # It knows all ways to log in. Importing mlflow takes a second.
+                from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker
+
+                client = MlflowTracker({"uri": shown.store}, self._workspace.root).client
+            experiment = str(client.get_run(present[0]).info.experiment_id)
+            if shown.sweep:
+                flatten_sweep(client, experiment, shown.sweep)
+        except SlurmtrainError:
+            raise
+        except Exception as error:
+            raise TrackingError(f"the MLflow store {shown.store} does not show run {present[0]}: {error}") from error
+        path = runs_page(experiment)
+        if shown.sweep:
+            path = runs_page(experiment, f"tags.`{SWEEP_TAG}` = '{shown.sweep}'")
+        elif not shown.is_all and len(shown.runs) == 1:
+            path = run_page(experiment, present[0])
+        elif not shown.is_all and len(present) <= _FILTERED:
+            path = runs_page(experiment, f"attributes.run_id IN ({', '.join(map(repr, present))})")
+        return page_address(shown.store if self.server is None else self.server.uri, path)
 
 
 @contextlib.contextmanager
-def show_page(
-    workspace: Workspace, page: Page, host: str, port: int, occupied: Callable[[int, int], None]
-) -> Iterator[tuple[RunningServer, str]]:
-    """Start a server for the page's store, and yield it with the page's address.
+def displaying(
+    workspace: Workspace, shown: Shown, host: str, port: int, occupied: Callable[[int, int], None]
+) -> Iterator[Display]:
+    """Send what is new, and start a server for the store, as long as this context lasts.
 
     Args:
         workspace: Where the runs are.
-        page: The page.
+        shown: The runs to show.
         host: The address that the server listens on.
         port: Its port or, if that is in use, the next free one.
         occupied: Called with ``port`` and the port that is used instead.
 
     Raises:
         NotAvailable: A server cannot show this store.
-        TrackingError: The server does not start.
     """
-    with serve(page.store, workspace.root, host, port, occupied) as server:
-        yield server, page_address(server.uri, page.path)
-
-
-def keep_mirroring(workspace: Workspace, server: RunningServer, warn: Callable[[str], None], stop: StopSignal) -> None:
-    """Send what is new to the tracking stores every so often, until told to stop.
-
-    Args:
-        workspace: Where the runs are.
-        server: The server.
-        warn: Called with each problem, once.
-        stop: Ends it.
-
-    Raises:
-        TrackingError: The server has ended.
-    """
-    reported: set[str] = set()
-    due = time.monotonic() + EVERY_S
-    while not stop.wait(_POLL_S):
-        if server.ended:
-            raise TrackingError(f"the MLflow server has ended: {server.last_line}")
-        if time.monotonic() < due:
-            continue
-        # A new workspace: the registry may have been rebuilt meanwhile.
-        again = Workspace(workspace.config)
-        try:
-            problems = mirror_new(again, wait=False)[1].problems
-        except SlurmtrainError as error:
-            problems = [str(error)]
-        except OSError as error:
-            problems = [f"{error.filename or workspace.root.path}: {describe_os_error(error)}"]
-        finally:
-            again.close()
-        for problem in problems:
-            if problem not in reported:
-                reported.add(problem)
-                warn(problem)
-        # From the end: a slow store gets a pause, too.
-        due = time.monotonic() + EVERY_S
+    with contextlib.ExitStack() as stack:
+        server = None
+        if not is_server(shown.store):
+            server = stack.enter_context(serve(shown.store, workspace.root, host, port, occupied))
+        sending = SendingProcess(workspace, shown.runs)
+        stack.callback(sending.end)
+        yield Display(workspace, shown, sending, server)
 
 
 def has_browser(environ: Mapping[str, str]) -> bool:

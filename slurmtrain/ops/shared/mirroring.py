@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.errors import LockHeld, SlurmtrainError, TrackingError
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.metrics.settled import Decided, Fate, Place, Settlement, all_final, covered_until, start_over
+from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.next_attempts import current_plan
 from slurmtrain.ops.shared.observe import observe
@@ -38,55 +39,89 @@ class MirrorOutcome:
     notes: list[str] = field(default_factory=list)
 
 
-def mirror_runs(workspace: Workspace, runs: Mapping[str, Listed], *, wait: bool = True) -> MirrorOutcome:
-    """Send what is new in these runs to their trackers. A tracker that is down is a problem, never a failure.
+def mirror_runs(
+    workspace: Workspace,
+    runs: Mapping[str, Listed],
+    *,
+    first: Collection[str] = (),
+    report: Callable[[Sequence[str], int, MirrorOutcome], None] = lambda _left, _total, _outcome: None,
+) -> MirrorOutcome:
+    """Send what is new in these runs to their trackers, the newest first. A tracker that is down is no failure.
+
+    Another command may send at the same time: the two take turns, run by run.
 
     Args:
         workspace: Where the runs are.
         runs: The runs by id, as just observed.
-        wait: Wait while another command sends; otherwise nothing is sent meanwhile.
+        first: The ids of runs that go before all others.
+        report: Called before the first run and after each, with the ids of runs that are left, how many there were, and
+            the outcome so far.
     """
     outcome = MirrorOutcome()
     if workspace.store.in_memory:  # it is unknown what was sent already
         return outcome
     sent = workspace.store.sent()
-    # Of a run without an entry nothing has been sent: the default's revision, -1, differs from any.
-    waiting = [
-        run_id
-        for run_id, listed in runs.items()
-        if listed.attempt and not listed.unreadable and listed.row["tracked"] is not False and _has_begun(listed.row)
-        and any(each.revision != listed.revision for each in sent.get(run_id, {"": Sent("", "")}).values())
-        and workspace.root.run(run_id).path.exists()
-    ]  # fmt: skip
-    if not waiting:
-        return outcome
+    waiting = [run_id for run_id, listed in runs.items() if _is_behind(workspace, listed, sent.get(run_id))]
+    # Ids begin with their time of creation.
+    waiting.sort(key=lambda run_id: (run_id in first, run_id), reverse=True)
+    report(waiting, len(waiting), outcome)
     trackers = Trackers(workspace)
-    with contextlib.ExitStack() as stack:
+    for number, run_id in enumerate(waiting, 1):
         try:
-            if stack.enter_context(locked(workspace.root.tracking_lock, wait=wait)) is None:
-                return outcome
+            with _turn(workspace.root):
+                now = workspace.store.sent([run_id]).get(run_id, {})
+                # Another command may have sent it meanwhile, or deleted it.
+                was_sent = now != sent.get(run_id, {}) and all(
+                    each.revision >= runs[run_id].revision for each in now.values()
+                )
+                if not was_sent and workspace.root.run(run_id).path.exists():
+                    _mirror_run(workspace, trackers, run_id, now, outcome)
         except LockHeld as error:
             outcome.problems.append(f"nothing was sent to trackers: {error}")
-            return outcome
-        for run_id in waiting:
-            if not workspace.root.run(run_id).path.exists():  # it was deleted while the lock was waited for
-                continue
-            try:
-                problems = send_run(workspace, trackers, run_id, sent.get(run_id, {}))
-            except (SlurmtrainError, OSError) as error:
-                outcome.problems.append(f"run {run_id} cannot be mirrored: {error}")
-                continue
-            # A tracker that is down is so for all runs.
-            outcome.problems += [
-                problem for problem in problems.values() if problem and problem not in outcome.problems
-            ]
-            if not all(problems.values()):
-                outcome.mirrored.append(run_id)
+            break
+        report(waiting[number:], len(waiting), outcome)
     outcome.notes += trackers.notes
     return outcome
 
 
-def _has_begun(row: Mapping[str, Any]) -> bool:
+@contextlib.contextmanager
+def _turn(root: RunsRoot) -> Iterator[None]:
+    """The right to send a run. Raises LockHeld.
+
+    Whoever waits for it holds the second lock, which keeps the one who has just sent from being faster.
+    """
+    with contextlib.ExitStack() as stack:
+        with locked(root.tracking_queue):
+            stack.enter_context(locked(root.tracking_lock))
+        yield
+
+
+def _mirror_run(
+    workspace: Workspace, trackers: Trackers, run_id: str, sent: Mapping[str, Sent], outcome: MirrorOutcome
+) -> None:
+    """Send a run, whose trackers have what was ``sent``, and add what came of it to the outcome."""
+    try:
+        problems = send_run(workspace, trackers, run_id, sent)
+    except (SlurmtrainError, OSError) as error:
+        outcome.problems.append(f"run {run_id} cannot be mirrored: {error}")
+        return
+    # A tracker that is down is so for all runs.
+    outcome.problems += [problem for problem in problems.values() if problem and problem not in outcome.problems]
+    if not all(problems.values()):
+        outcome.mirrored.append(run_id)
+
+
+def _is_behind(workspace: Workspace, listed: Listed, sent: Mapping[str, Sent] | None) -> bool:
+    """Whether a tracker lacks something of a run, as far as is known. ``sent``: what its trackers have, by name."""
+    if not listed.attempt or listed.unreadable or listed.row["tracked"] is False or not has_begun(listed.row):
+        return False
+    # Of a run without an entry nothing has been sent.
+    return (not sent or any(each.revision != listed.revision for each in sent.values())) and workspace.root.run(
+        listed.id
+    ).path.exists()
+
+
+def has_begun(row: Mapping[str, Any]) -> bool:
     """Whether a run can be shown with the time at which it started, which some trackers never change."""
     return row["started_at"] is not None or row["ended_at"] is not None or row["mlflow_run_id"] is not None
 
@@ -144,8 +179,8 @@ def send_run(workspace: Workspace, trackers: Trackers, run_id: str, before: Mapp
     targets = targets_of(workspace, plan)
     for target in targets:
         sent = before.get(target.name)
-        if run.deleted_at is not None and writes_files(target.name):
-            # It would write again what was deleted.
+        if run.deleted_at is not None and (writes_files(target.name) or sent is None or not sent.remote_id):
+            # It would write again what was deleted, or show it for the first time.
             sender.note(replace(sent or Sent(target.name, ""), revision=sender.revision, problem="", since=None))
             continue
         problems[target.name] = ""

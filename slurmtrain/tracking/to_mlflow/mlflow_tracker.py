@@ -175,11 +175,10 @@ class MlflowTracker(Tracker):
             source = f"{self._client.get_run(mlflow_id).info.artifact_uri}/{folder}"
             return str(self._client.create_model_version(name, source, mlflow_id, tags=dict(tags)).version)
 
-    def experiment_of(self, mlflow_id: str) -> tuple[str, str]:
-        """The id and the name of the experiment that an MLflow run belongs to. Raises TrackingError."""
-        with _registering(f"the MLflow store {self.uri} does not show run {mlflow_id}"):
-            experiment = self._client.get_run(mlflow_id).info.experiment_id
-            return str(experiment), str(self._client.get_experiment(experiment).name)
+    @property
+    def client(self) -> Any:
+        """The ``mlflow.MlflowClient`` of its store."""
+        return self._client
 
     @contextlib.contextmanager
     def _asking(self) -> Iterator[None]:

@@ -7,20 +7,18 @@ import errno
 import ipaddress
 import os
 import re
-import shlex
 import socket
 import sys
 import tempfile
 import threading
-import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 from urllib.parse import quote, urlsplit, urlunsplit
 
-from slurmtrain.errors import NotAvailable, TrackingError
+from slurmtrain.errors import NotAvailable
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.child_process import ProcessGroup
 from slurmtrain.system.locks import has_record_locks
@@ -28,8 +26,6 @@ from slurmtrain.tracking.to_mlflow.database import store_address
 
 _MENU = "workflowType=machine_learning"
 _CHART = "compareRunsMode=CHART"
-# With more, an address would get longer than browsers and terminals take.
-_FILTERED = 50
 
 
 def run_page(experiment: str, run: str) -> str:
@@ -42,18 +38,15 @@ def run_page(experiment: str, run: str) -> str:
     return f"#/experiments/{quote(experiment)}/runs/{quote(run)}/model-metrics?{_MENU}"
 
 
-def runs_page(experiment: str, runs: Sequence[str] = ()) -> str:
+def runs_page(experiment: str, condition: str = "") -> str:
     """The list of an experiment's runs, with their curves.
 
     Args:
         experiment: The id of the experiment.
-        runs: The MLflow ids of the runs to show, unless there are too many for an address; by default all runs.
+        condition: What holds for the runs to show, in MLflow's words; empty: all runs.
     """
     page = f"#/experiments/{quote(experiment)}/runs?{_MENU}&{_CHART}"
-    if not 0 < len(runs) <= _FILTERED:
-        return page
-    condition = f"attributes.run_id IN ({', '.join(repr(run) for run in runs)})"
-    return f"{page}&searchFilter={quote(condition)}"
+    return f"{page}&searchFilter={quote(condition)}" if condition else page
 
 
 def page_address(server: str, page: str) -> str:
@@ -166,9 +159,6 @@ def _plain_address(address: str | bytes) -> ipaddress.IPv4Address | ipaddress.IP
     return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
-# Importing MLflow takes seconds, and minutes on a cold network file system.
-_START_S = 300.0
-_POLL_S = 0.1
 _LAST_PORT = 65535
 # Where browsers open no page, since they would talk to other services (https://fetch.spec.whatwg.org/#port-blocking).
 _BLOCKED = frozenset(
@@ -197,6 +187,7 @@ class RunningServer:
     port: int
     _group: ProcessGroup
     _output: IO[bytes]
+    _store_exists: Path
 
     @property
     def place(self) -> str:
@@ -220,16 +211,16 @@ class RunningServer:
         lines = _COLOURS.sub("", self._output.read().decode(errors="replace")).strip().splitlines()
         return lines[-1] if lines else "it has printed nothing"
 
-    def becomes_ready(self) -> bool:
-        """Wait until it answers; False if it ends instead, or takes too long."""
-        until = time.monotonic() + _START_S
+    def open_store(self) -> None:
+        """Let it open its store, which must exist: MLflow's server would make it without regard to other processes."""
+        self._store_exists.touch()
+
+    def answers(self) -> bool:
+        """Whether it answers already."""
         # Whatever proxy the environment names, it is not asked.
         opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-        while not self.ended and time.monotonic() < until:
-            with contextlib.suppress(OSError), opener.open(f"{self.uri}/health", timeout=5) as answer:
-                if answer.status == 200:
-                    return True
-            time.sleep(_POLL_S)
+        with contextlib.suppress(OSError), opener.open(f"{self.uri}/health", timeout=5) as answer:
+            return bool(answer.status == 200)
         return False
 
 
@@ -237,7 +228,7 @@ class RunningServer:
 def serve(
     uri: str, root: RunsRoot, host: str, port: int, occupied: Callable[[int, int], None]
 ) -> Iterator[RunningServer]:
-    """Show a store on this machine, until the context or this process ends.
+    """Start to show a store on this machine, until the context or this process ends; its server answers later.
 
     Args:
         uri: The store.
@@ -248,7 +239,6 @@ def serve(
 
     Raises:
         NotAvailable: No such store can be shown.
-        TrackingError: The server does not start.
     """
     if uri.startswith(("databricks", "uc:")):
         raise NotAvailable(f"the runs are in {uri}: open them there, a server on this machine cannot show them")
@@ -268,8 +258,6 @@ def serve(
         place = Path(stack.enter_context(folder), "server")
         stack.enter_context(gate(listener, place, only_own=is_loopback(host)))
         server = stack.enter_context(_start_server(uri, root, place, (host, number)))
-        if not server.becomes_ready():
-            raise TrackingError(f"the MLflow server for {uri} does not start: {server.last_line}")
         if number != port:
             occupied(port, number)
         yield server
@@ -316,11 +304,11 @@ def _start_server(uri: str, root: RunsRoot, place: Path, shown: tuple[str, int])
         # What is in the current directory is no module.
         "PYTHONSAFEPATH": "1",
     }
-    options = ["--workers", "1", "--uvicorn-opts", shlex.join(["--uds", str(place)])]
-    command = [sys.executable, "-m", "mlflow", "server", *options]
+    store_exists = place.with_name("store-exists")
+    command = [sys.executable, "-m", "slurmtrain.tracking.to_mlflow.server_process", str(store_exists), str(place)]
     # A file without a name: it ends with the server, whoever is killed.
     with (
         tempfile.TemporaryFile() as output,
         ProcessGroup(command, environ=environ, cwd=root.path, output=output) as group,
     ):
-        yield RunningServer(*shown, group, output)
+        yield RunningServer(*shown, group, output, store_exists)

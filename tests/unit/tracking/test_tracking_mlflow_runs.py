@@ -111,7 +111,7 @@ def test_the_runs_of_a_sweep_are_in_the_list_and_the_parent_that_earlier_version
         sim.started().reached(1, loss=lr)
     send(workspace)
     runs = shown()
-    assert [run.info.run_name for run in runs] == ["digits lr=0.1", "digits lr=0.2"]
+    assert {run.info.run_name for run in runs} == {"digits lr=0.1", "digits lr=0.2"}
     assert all("mlflow.parentRunId" not in run.data.tags for run in runs)
     assert {run.data.tags["slurmtrain.sweep"] for run in runs} == {"sweep00000"}
     experiment = runs[0].info.experiment_id

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from threading import Thread
 from typing import Any, ClassVar
 
 import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
+from helpers.site import until
 from helpers.workspaces import build_run
 
 from slurmtrain.errors import TrackingError
@@ -18,6 +21,7 @@ from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import queries
 from slurmtrain.registry.cells import Sent
+from slurmtrain.system.locks import locked
 from slurmtrain.tracking.tracker import Begun, Start, TrackedPoint, TrackedRun, Tracker
 
 
@@ -177,3 +181,39 @@ def test_a_tracker_that_cannot_be_opened_keeps_only_itself_back(
 
     monkeypatch.setattr(Recorder, "__init__", fail)
     assert send(workspace) == MirrorOutcome(problems=["it is closed"])
+
+
+def test_two_commands_that_send_take_turns_and_send_each_run_once_the_newest_first(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = [f"{RUN_ID[:-1]}{number}" for number in range(4)]
+    for run_id in ids:
+        spec = {"tracking": {"mlflow": {"enabled": True}}}
+        SimulatedRun(workspace.root.run(run_id), spec=spec, job=run_id).submitted().started().reached(1, loss=0.1)
+    begun: list[str] = []
+    begin = Recorder.begin
+    monkeypatch.setattr(
+        Recorder, "begin", lambda self, tracked, start: begun.append(tracked.run.id) or begin(self, tracked, start)
+    )
+    other = Thread(target=lambda: mirror(Workspace(workspace.config), first=ids[:1]))
+
+    def is_waited_for(lock: Path) -> bool:
+        with locked(lock, wait=False) as handle:
+            return handle is None
+
+    def report(left: Sequence[str], total: int, _outcome: MirrorOutcome) -> None:
+        assert total == 4
+        if len(left) == 3:
+            with locked(workspace.root.tracking_lock):
+                other.start()
+                until(lambda: is_waited_for(workspace.root.tracking_queue), "the other command")
+
+    assert mirror(workspace, report=report).problems == []
+    other.join()
+    assert sorted(begun) == ids
+    assert begun[:2] == [ids[3], ids[0]]
+
+
+def mirror(workspace: Workspace, **options: Any) -> MirrorOutcome:
+    runs = observe(workspace, ask_slurm=False).runs
+    return mirror_runs(workspace, runs.fetch(runs.index), **options)

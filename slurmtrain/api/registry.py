@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.api import calling, issue_warnings
+from slurmtrain.api.notebook import RunComparison, RunList
 from slurmtrain.api.run_handle import Overrides, RunHandle, assignments, handles_of, wait_for
 from slurmtrain.config import load_config
 from slurmtrain.errors import UserError
@@ -79,7 +80,7 @@ class Registry:
         node: str | None = None,
         sort: Texts | None = None,
         limit: int | None = None,
-    ) -> list[RunHandle]:
+    ) -> RunList:
         """The runs that all of this holds for, oldest first; docs/queries.md explains conditions.
 
         Archived and deleted runs are left out unless a condition asks for ``archived`` or ``deleted_at``.
@@ -120,7 +121,36 @@ class Registry:
             selection = select_runs(call.workspace, observed.runs, question)
             call.notes += selection.notes
             records = [record for record in selection.runs if isinstance(record, RunRecord)]
-        return [RunHandle(self._config, record) for record in records]
+        return RunList(RunHandle(self._config, record) for record in records)
+
+    def compare(
+        self, *names: str, where: Texts = (), metrics: Texts = (), by: str | None = None, over: Texts = ()
+    ) -> RunComparison:
+        """Runs side by side, as ``slurmtrain compare`` shows them: what differs in their settings, and their metrics.
+
+        Args:
+            names: Names, ids, patterns, or ids of sweeps; none: all runs.
+            where: Conditions, as for :meth:`runs`.
+            metrics: The metrics to compare; none: up to three whose names show what is better.
+            by: The metric to sort by; None: the first of them whose name shows what is better.
+            over: Settings that may differ between repetitions of a run, such as ``params.fold``.
+
+        Raises:
+            RunNotFound: A name refers to no run.
+            QueryError: A condition means nothing, or no run has such a metric.
+            UserError: There are fewer than two runs.
+        """
+        from slurmtrain.ops.query.compare import put_side_by_side
+
+        question = Question(
+            names=names, namesakes=len(names) == 1, where=_tuple_of(where), over=_tuple_of(over), for_programs=True
+        )
+        with calling(self._config, again=True) as call:
+            observed = observe(call.workspace)
+            call.note_all(observed)
+            answer = put_side_by_side(call.workspace, observed.runs, question, _tuple_of(metrics), by)
+            call.notes += answer.notes
+        return RunComparison(answer)
 
     def run(self, name: str) -> RunHandle:
         """The run of this ``name``: its id, the beginning of its id, its name, or ``@last``.
@@ -148,7 +178,7 @@ class Registry:
         weights_only: bool = False,
         executor: str | None = None,
         key: str | None = None,
-    ) -> list[RunHandle]:
+    ) -> RunList:
         """Submit the runs of a spec: one, or all of a sweep, in its order.
 
         Args:
@@ -199,7 +229,7 @@ class Registry:
 
     def rerun(
         self, name: str, overrides: Overrides = (), *, executor: str | None = None, code_of_now: bool = False
-    ) -> list[RunHandle]:
+    ) -> RunList:
         """Submit a run, or all runs of a sweep, again, as ``slurmtrain rerun`` does; returns the new runs.
 
         Args:
@@ -220,7 +250,7 @@ class Registry:
             call.notes += submitted.notes
             return handles_of(self._config, call, submitted.run_ids)
 
-    def wait(self, runs: Sequence[RunHandle], timeout: float | None = None) -> list[RunHandle]:
+    def wait(self, runs: Sequence[RunHandle], timeout: float | None = None) -> RunList:
         """Wait until all these runs have ended, restarting interrupted ones, and return them.
 
         Args:
@@ -231,7 +261,7 @@ class Registry:
             WaitTimedOut: Some have not ended by then; they continue.
         """
         wait_for(self._config, runs, timeout)
-        return list(runs)
+        return RunList(runs)
 
     def sync(self) -> SyncOutcome:
         """Do what ``slurmtrain sync`` does: complete what was left undone, restart runs, send what is new to trackers.

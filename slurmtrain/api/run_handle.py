@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Self, TypeVar, overload
 
 from slurmtrain.api import Call, TimeLimit, calling, issue_warnings, our_errors
+from slurmtrain.api.notebook import RunList, run_table
 from slurmtrain.config import Config
 from slurmtrain.errors import NotAvailable, RunNotFound, SlurmtrainError, UserError, WaitTimedOut
 from slurmtrain.model.metrics.curves import Curve, Points
@@ -150,6 +151,9 @@ class RunHandle:
     def __repr__(self) -> str:
         steps = "" if self.step is None else f", step {self.step}" + f"/{self.total_steps}" * bool(self.total_steps)
         return f"<run {self.id} {self.name}: {self.state}{steps}>"
+
+    def _repr_html_(self) -> str:
+        return run_table(self._record)
 
     id = Fact[str]("Its id.")
     name = Fact[str]("Its name, which other runs may have too.")
@@ -471,7 +475,7 @@ class RunHandle:
         self._record, self._details = RunRecord(workspace, listed[self.id]), None
 
 
-def handles_of(config: Config, call: Call, run_ids: Sequence[str]) -> list[RunHandle]:
+def handles_of(config: Config, call: Call, run_ids: Sequence[str]) -> RunList:
     """These runs, as they are now.
 
     Args:
@@ -483,7 +487,7 @@ def handles_of(config: Config, call: Call, run_ids: Sequence[str]) -> list[RunHa
     observed = observe(call.workspace, run_ids, ask_slurm=False)
     call.note_all(observed)
     listed = observed.runs.fetch(run_ids)
-    return [RunHandle(config, RunRecord(call.workspace, each)) for each in listed.values()]
+    return RunList(RunHandle(config, RunRecord(call.workspace, each)) for each in listed.values())
 
 
 def wait_for(config: Config, runs: Sequence[RunHandle], timeout: float | None) -> None:

@@ -32,10 +32,9 @@ from slurmtrain.system.owned_files import user_name
 if TYPE_CHECKING:
     from slurmtrain.ops.shared.observe import ListedRuns
 
-# How long a program waits for squeue, if it does not say otherwise.
+# How long Slurm may take for everything that is asked about one run, squeue included.
 PATIENCE_S = 5.0
-# How long Slurm may take for everything that is asked about one job.
-_ASK_S = 4.0
+_LEAST_S = 1.0
 # These ends are explained by logs and journals.
 _EXPLAINED = frozenset({"failed", "lost"})
 _PLAIN_ENDS = frozenset({None, "preempted", "timeout", "node_fail", "cancelled", "completed"})
@@ -190,7 +189,8 @@ def _explain_waiting(
     if ask and live is not None and run.newest is not None and live.state in _QUEUED:
         from slurmtrain.slurm.queue_place import ask_queue
 
-        facts = ask_queue(run.newest.job_id, live.code, _script_of(workspace, run), live.starts_at, _ASK_S)
+        patience_s = max(_LEAST_S, PATIENCE_S - workspace.scheduler.asked_for_s)
+        facts = ask_queue(run.newest.job_id, live.code, _script_of(workspace, run), live.starts_at, patience_s)
         names = {job.id: job.name for job in workspace.scheduler.queue().jobs.values()}
         alternatives, unanswered = sooner(facts, live.code, live.starts_at, now), facts.unanswered
         since = before.ended_at if run.state == "requeued" and before is not None else run.newest.submitted_at

@@ -119,7 +119,8 @@ class Scheduler:
         self._max_age_s = max_age_s
         self._cache = cache
         self._patience_s = patience_s
-        self._asked_for_s = 0.0
+        self.asked_for_s = 0.0
+        """How many seconds squeue and sacct took the last time."""
         self._queue: Queue | None = None
         self._accounting: tuple[frozenset[str], Accounting] | None = None
         self._partitions: dict[str, dict[str, str]] | None = None
@@ -141,7 +142,7 @@ class Scheduler:
         asked_at, text = self._read_cache(now)
         if text is None:
             asked_at = now
-            self._asked_for_s = 0.0
+            self.asked_for_s = 0.0
             try:
                 form = f"--Format={queue_format()}"
                 text = self._ask("squeue", "--me", "--noheader", "--array", "--states=all", form)
@@ -277,9 +278,9 @@ class Scheduler:
         begin = time.monotonic()
         try:
             # Of a slow squeue, something is left for sacct.
-            return run_command(*command, timeout_s=max(_LEAST_S, self._patience_s - self._asked_for_s))
+            return run_command(*command, timeout_s=max(_LEAST_S, self._patience_s - self.asked_for_s))
         finally:
-            self._asked_for_s += time.monotonic() - begin
+            self.asked_for_s += time.monotonic() - begin
 
     def _read_cache(self, now: float) -> tuple[float, str | None]:
         """When another command last queried squeue, and the answer; None if there is no recent one."""

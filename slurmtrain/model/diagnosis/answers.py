@@ -145,12 +145,17 @@ def _progress(run: Mapping[str, Any], attempt: Attempt, now: float) -> str:
 
 def _stops(run: Mapping[str, Any], activity: Activity, now: float, advice: list[str]) -> Iterator[str]:
     """Why a run does not train, or not as it should; appends what to do to ``advice``."""
-    if run["reason"] and run["step"] is not None:
+    if run["reason"] and run["step"] is not None and not _is_growth(run["reason"]):
         yield run["reason"]
     at, gap_s = activity.last_step_at, activity.widest_gap_s
     if at is not None and gap_s is not None and now - at > max(LEAST_S, TIMES * gap_s):
         advice.append(f"`slurmtrain logs {run['id']}` shows what its ranks print; requeue.hang_after limits a step")
         yield f"no step was finished for {format_span(now - at)}, so that it may hang"
+
+
+def _is_growth(reason: str) -> bool:
+    """Whether a run trains, and a second job waits for more nodes."""
+    return reason.startswith("job ") and "more node" in reason
 
 
 def _problems(
@@ -197,6 +202,8 @@ def _times(run: Mapping[str, Any], attempt: Attempt) -> Iterator[str]:
     if run["goodput"] is not None and run["step"]:
         spent = [f"{kind} {format_span(seconds)}" for kind, seconds in attempt.spent.items() if seconds >= 1]
         yield f"goodput {100 * run['goodput']:.0f} %" + (f": {', '.join(spent)}" if spent else "")
+    if _is_growth(run["reason"]):
+        yield run["reason"]
     if attempt.hangs:
         times = "once" if len(attempt.hangs) == 1 else f"{len(attempt.hangs)} times"
         yield f"its ranks hung {times} in this attempt, and were started again"

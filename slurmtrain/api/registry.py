@@ -209,7 +209,7 @@ class Registry:
             if from_ is not None:
                 keys += start_overrides(from_ if isinstance(from_, str) else from_.id, weights_only=weights_only)
             elif weights_only:
-                raise UserError("weights_only needs from_, the run whose weights are to be taken")
+                raise UserError("weights_only needs from_: the run to take the weights from")
             others = [after] if isinstance(after, str | RunHandle) else after
             # All specs are read before anything is created, so that a mistake in the last one leaves nothing behind.
             loaded = load_all(

@@ -70,7 +70,7 @@ class AttemptInfo:
     state: str
     """``pending``, ``running``, or how it ended: one of the states of runs."""
     cause: str | None
-    """Why it ended, such as ``completed``, ``preempted`` or ``oom``; None: it has not."""
+    """Why it ended, such as ``completed``, ``preempted`` or ``oom``; None until it ends."""
     reason: str
     """What is known about that, as a sentence; may be empty."""
     nodes: tuple[str, ...]
@@ -85,7 +85,7 @@ class AttemptInfo:
     lost_steps: int | None
     """How many of its steps were trained again afterwards; None: not known yet."""
     seconds: Mapping[str, float] = field(default_factory=dict)
-    """What its time was spent on, in seconds: ``queue``, ``train``, ``lost`` and others (docs/goodput.md)."""
+    """Where its time went, in seconds: ``queue``, ``train``, ``lost`` and others (docs/goodput.md)."""
 
     @classmethod
     def from_record(cls, attempt: Attempt) -> Self:
@@ -106,7 +106,7 @@ class CheckpointInfo:
     complete: bool
     """Whether a run can resume from it."""
     verified: bool
-    """Whether its files were found to be what their manifest says."""
+    """Whether its files matched their manifest when they were last checked."""
     why: str
     """Why it was saved: ``interval``, ``steps``, ``asked``, ``stop``, ``end``; ``found``: by the user's script."""
     metrics: Mapping[str, float | None]
@@ -176,7 +176,7 @@ class RunHandle:
     )
     nodes = Fact[list[str]]("The hosts of the newest attempt, in the order of their ranks.")
     step = Fact[int | None]("How many steps are finished; None: not known.")
-    total_steps = Fact[int | None]("How many it is to do; None: not known.")
+    total_steps = Fact[int | None]("How many it is to do in all; None: not known.")
 
     @property
     def latest(self) -> dict[str, float]:
@@ -187,10 +187,10 @@ class RunHandle:
     resources = Fact[dict[str, Any]]("The spec's ``resources`` in its newest attempt.")
     command = Fact[str | None]("The spec's ``command`` in its newest attempt.")
     sweep = Fact[str | None]("The id of its sweep; None for a single run.")
-    tags = Fact[list[str]]("What people have tagged it with.")
-    note = Fact[str]("What a person has noted on it.")
+    tags = Fact[list[str]]("Its tags.")
+    note = Fact[str]("Its note.")
     lost_steps = Fact[int | None]("How many steps were trained again after interruptions; None: not known yet.")
-    goodput = Fact[float | None]("The share, 0 to 1, of its time on nodes that went into training that was kept.")
+    goodput = Fact[float | None]("The share, 0 to 1, of its node time spent on training that was kept.")
 
     @property
     def submitted_at(self) -> datetime | None:
@@ -516,7 +516,7 @@ def wait_for(config: Config, runs: Sequence[RunHandle], timeout: float | None) -
     # Only the limit is an error: the wait also ends when a run could not be read for a while.
     if limit.is_over and waiting:
         listed = ", ".join(f"{run.id} ({run.state})" for run in waiting)
-        raise WaitTimedOut(f"not ended after {timeout:g} s: {listed}; they continue, and can be waited for again")
+        raise WaitTimedOut(f"not ended after {timeout:g} s: {listed}; they continue, and you can wait for them again")
 
 
 def assignments(overrides: Overrides) -> list[str]:

@@ -43,12 +43,12 @@ COMMANDS = {
     "archive": ("upkeep_commands", "Leave runs out of lists."),
     "delete": ("upkeep_commands", "Delete the files of runs."),
     "checkpoints": ("checkpoint_commands", "List the checkpoints of a run."),
-    "checkpoint": ("checkpoint_commands", "Have a run save now."),
+    "checkpoint": ("checkpoint_commands", "Ask a run to save now."),
     "verify": ("checkpoint_commands", "Check checkpoints against their manifests."),
-    "prune": ("checkpoint_commands", "Delete checkpoints that are not to be kept."),
+    "prune": ("checkpoint_commands", "Delete checkpoints that no rule keeps."),
     "clean": ("upkeep_commands", "Remove what no run needs any more."),
     "preflight": ("check_commands", "Check nodes without training."),
-    "doctor": ("check_commands", "Predict what interruptions do here, or explain why a run failed."),
+    "doctor": ("check_commands", "Predict how a run survives interruptions, or explain why one failed."),
     "nodes": ("check_commands", "List nodes that failed a preflight."),
     "registry": ("upkeep_commands", "Manage the registry."),
     "completion": ("upkeep_commands", "Print a shell completion script."),
@@ -84,7 +84,7 @@ _OTHER_WORDS = {
         ("rm remove del erase", "'slurmtrain delete RUN' deletes the files of a run"),
         (
             "gc",
-            "'slurmtrain prune RUN' deletes checkpoints that are not to be kept, 'slurmtrain delete RUN' all files of "
+            "'slurmtrain prune RUN' deletes checkpoints that no rule keeps, 'slurmtrain delete RUN' all files of "
             "a run, and 'slurmtrain clean' what no run needs",
         ),
         ("hide", "'slurmtrain archive RUN' leaves a run out of lists"),

@@ -40,16 +40,18 @@ def doctor_command(
 ) -> int:  # fmt: skip
     """Predict what a preemption, a time limit or a node failure does to a run of SPEC; or say why RUN is as it is.
 
-    Without an argument, covers each partition that you may use. SPEC is a file, or ends in .yaml or .yml; anything else
-    is a RUN. Exits with 1 if something prevents runs from being restarted.
+    Without an argument, it covers each partition that you may use. SPEC is a file, or ends in .yaml or .yml; anything
+    else is a RUN. Exits with 1 if something prevents runs from being restarted.
     """
     # Unlike Path.is_file(), os.path.isfile() accepts any text, such as a name that is too long for a file.
     if target is not None and not (target.endswith(_SPECS) or os.path.isfile(target)):  # noqa: PTH113
         if overrides or executor:
-            raise click.UsageError(f"KEY=VALUE and --executor belong to a SPEC; {target!r} is not a file, hence a RUN")
+            raise click.UsageError(
+                f"KEY=VALUE and --executor need a SPEC, and {target!r} names a RUN: there is no such file"
+            )
         return explain_run(workspace, target, attempt, as_json=as_json)
     if attempt is not None:
-        raise click.UsageError("--attempt belongs to a RUN")
+        raise click.UsageError("--attempt needs a RUN, not a SPEC")
     # Here rather than at the top: ``doctor RUN`` need not load it.
     from slurmtrain.ops.doctor import examine
 
@@ -104,7 +106,7 @@ def _print_outlooks(report: DoctorReport, *, as_table: bool) -> None:
 
 @options.command("preflight --nodes 4 slurm.partition=spot")
 @options.overrides_argument
-@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; by default as in the spec, else 1.")
+@click.option("--nodes", type=click.IntRange(min=1), help="Number of nodes; by default the spec's, else 1.")
 @click.option("--spec", metavar="FILE", type=click.Path(path_type=Path), help="A spec with the nodes and checks.")
 @options.executor_option
 @click.option("--local", "executor", flag_value="local", help="The same as --executor local.")
@@ -116,7 +118,7 @@ def preflight_command(
     """Run only the preflight, as a job of its own, and print its findings.
 
     KEY=VALUE overrides a key of the spec, such as slurm.nodelist=node3 or preflight.bandwidth=fail. Exits with 0 if no
-    check failed, else with 1. It also uses nodes of the ledger. Ctrl-C ends the job.
+    check failed, else with 1. It also uses nodes that earlier failed a preflight. Ctrl-C ends the job.
     """
     from slurmtrain.cli.watch_commands import run_progress
     from slurmtrain.ops.cancel import cancel
@@ -201,7 +203,7 @@ def _node_lines(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
 @options.command("nodes forgive node[3-4]", group=nodes_command, short_help="Use nodes again.")
 @click.argument("names", metavar="NODE...", nargs=-1, required=True)
 def forgive_command(workspace: Workspace, names: tuple[str, ...]) -> int:
-    """Use each NODE, or list of nodes such as node[1-3], again, until a later preflight fails there."""
+    """Use each NODE again, until a later preflight fails there. NODE may be a list such as node[1-3]."""
     from slurmtrain.ops.shared.ledger_file import forgive
     from slurmtrain.ops.shared.observe import observe
 

@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 def checkpoints_command(workspace: Workspace, run: str, with_pruned: bool, as_json: bool) -> int:
     """List the checkpoints of RUN: why and how fast each was saved, and why it is kept.
 
-    SECONDS is the duration of the save, STALL how long training stood still for it. A complete checkpoint of a session
-    that no rule keeps (KEPT) is deleted after the next save. Checkpoints that the script saves have a FORMAT. FORKS, if
-    there are any, are runs that began with a checkpoint, and have their own copy of it.
+    SECONDS is how long the save took, STALL how long it held up training. KEPT names the rule that keeps a checkpoint;
+    without one, it is deleted after the next save. FORMAT stands beside checkpoints that the script wrote itself. FORKS
+    are runs that began with a checkpoint; each has its own copy.
     """
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import check_readable, observe
@@ -57,7 +57,7 @@ def checkpoints_command(workspace: Workspace, run: str, with_pruned: bool, as_js
 )  # fmt: skip
 @options.json_option
 def checkpoint_command(workspace: Workspace, run: str, no_wait: bool, timeout: float, as_json: bool) -> int:
-    """Ask RUN to save at the end of its current step, wait until it has, and print where the checkpoint is.
+    """Ask RUN to save at the end of its current step, wait for the checkpoint, and print where it is.
 
     Training continues. Exits with 1 if the run could not save, ended without saving, or has not saved in time.
     """
@@ -71,7 +71,7 @@ def checkpoint_command(workspace: Workspace, run: str, no_wait: bool, timeout: f
         outcome = RequestOutcome("asked") if no_wait else wait_for_checkpoint(workspace, request, timeout)
     # Nothing takes the request back: it is in the run directory, where rank 0 finds it after its step.
     except KeyboardInterrupt:
-        output.echo(f"no longer waiting; the run still saves ('slurmtrain checkpoints {run_id}' lists it)", err=True)
+        output.echo(f"stopped waiting; the run will still save ('slurmtrain checkpoints {run_id}' lists it)", err=True)
         raise
     if as_json:
         output.print_json(outcome.to_dict(workspace, request))
@@ -92,16 +92,17 @@ def describe_outcome(outcome: RequestOutcome, request: SaveRequest, timeout: flo
     """
     run_id, saved = request.run_id, outcome.checkpoint
     if saved is not None:
-        stall = f"; training stood still for {formatting.number(saved.stall_s)} s" if saved.stall_s is not None else ""
-        ended = f"{outcome.reason}; it saved before it left: " if outcome.outcome == "ended" else ""
+        stall = f"; training stalled for {formatting.number(saved.stall_s)} s" if saved.stall_s is not None else ""
+        ended = f"{outcome.reason}; it saved before it ended: " if outcome.outcome == "ended" else ""
         return f"{ended}step {saved.step}, {formatting.size(saved.bytes)}{stall}"
     hint = f"'slurmtrain checkpoints {run_id}' lists its checkpoints"
     return {
         "asked": f"run {run_id} was asked; {hint}",
         "saved": f"run {run_id} has saved",
-        "failed": f"run {run_id} could not save: {outcome.reason}; it trains on, with its earlier checkpoints intact",
-        "ended": f"{outcome.reason}, and has saved nothing since it was asked; {hint}",
-        "late": f"run {run_id} has not saved within {timeout:g} s; it still does so at the end of a step: {hint}. "
+        "failed": f"run {run_id} could not save: {outcome.reason}; it keeps training, and its earlier checkpoints are "
+        "intact",
+        "ended": f"{outcome.reason} without saving since it was asked; {hint}",
+        "late": f"run {run_id} has not saved within {timeout:g} s; it will still do so at the end of a step: {hint}. "
         f"If its steps never end, 'slurmtrain logs {run_id}' may show why",
     }[outcome.outcome]
 
@@ -109,14 +110,14 @@ def describe_outcome(outcome: RequestOutcome, request: SaveRequest, timeout: flo
 @options.command("verify digits --step 600")
 @options.run_argument
 @click.option("--step", metavar="N", type=click.IntRange(min=0), help="Only the checkpoint of this step.")
-@click.option("--sizes", is_flag=True, help="Compare only sizes, and read no file.")
+@click.option("--sizes", is_flag=True, help="Compare sizes only, without reading files.")
 @options.json_option
 def verify_command(workspace: Workspace, run: str, step: int | None, sizes: bool, as_json: bool) -> int:
     """Compare the files of RUN's checkpoints with the sizes and hashes of their manifests.
 
-    Checkpoints that the script saves by itself are checked as far as their formats describe their files.
+    Checkpoints that the script wrote itself are checked as far as their format allows.
 
-    Exits with 0 if all are good, with 1 if one is bad. Nothing is renamed or deleted.
+    Exits with 0 if all are good, with 1 if any is bad. It renames and deletes nothing.
     """
     from slurmtrain.cli.tables import byte_progress
     from slurmtrain.ops.shared.find import find
@@ -144,12 +145,12 @@ def _advice(verified: Verified, step: int | None) -> str:
     if not verified.bad:
         return f"'slurmtrain checkpoints {run_id}' lists what is there now"
     if step is not None:
-        return f"'slurmtrain resume {run_id}' passes it over; 'slurmtrain verify {run_id}' looks at the others"
+        return f"'slurmtrain resume {run_id}' skips it; 'slurmtrain verify {run_id}' checks the others"
     if good is None:
-        return f"none is good; 'slurmtrain resume --from-start {run_id}' begins again"
+        return f"none is good; 'slurmtrain resume --from-start {run_id}' starts from the beginning"
     # They are in the order of their steps, and a run resumes from the newest good one.
     older = verified.checked.index(good) > max(map(verified.checked.index, verified.bad))
-    passed = "the bad ones are older" if older else "what is newer is passed over"
+    passed = "the bad ones are older" if older else "newer ones are skipped"
     at = good.path.name if good.step is None else f"step {good.step}"
     starts = "when it starts again, the run" if not verified.run.ended else f"'slurmtrain resume {run_id}'"
     return f"{starts} continues from {at}; {passed}"
@@ -160,9 +161,9 @@ def _advice(verified: Verified, step: int | None) -> str:
 @click.option("--dry-run", is_flag=True, help="Print what would be deleted, and delete nothing.")
 @options.json_option
 def prune_command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) -> int:
-    """Delete the checkpoints of RUN that checkpoint.keep of its spec does not keep, as the run does after each save.
+    """Delete the checkpoints of RUN that its checkpoint.keep does not keep, as the run does after each save.
 
-    Works while the run trains. If it has ended, checkpoints that its attempts left half-written are deleted too. The
+    Works while the run trains. Once the run has ended, it also deletes checkpoints that were left half-written. The
     newest checkpoint always stays. Exits with 1 if something could not be deleted.
     """
     from slurmtrain.ops.prune import prune
@@ -176,13 +177,13 @@ def prune_command(workspace: Workspace, run: str, dry_run: bool, as_json: bool) 
         return 1 if pruned.problems else 0
     rows = [(str(each.step), formatting.size(each.bytes), each.why, str(each.path)) for each in pruned.checkpoints]
     for leftover in pruned.leftovers:
-        why = "complete: published" if leftover.complete else "left by an attempt that died"
+        why = "complete: published" if leftover.complete else "half-written by an attempt that died"
         rows.append(("-", formatting.size(leftover.bytes), why, str(leftover.path)))
     if rows:
         tables.print_table(("STEP", "SIZE", "WHY", "PATH"), rows)
     for each in pruned.checkpoints:
         for fork in pruned.forks.get(each.step, ()):
-            output.note(f"run {fork} began with step {each.step}, and keeps its own copy")
+            output.note(f"run {fork} began with step {each.step} and keeps its own copy")
     verb = "would be free" if dry_run else "are free now"
     output.note(f"run {run_id}: {f'{formatting.size(pruned.bytes)} {verb}' if rows else 'nothing to delete'}")
     return 1 if pruned.problems else 0

@@ -28,11 +28,11 @@ if TYPE_CHECKING:
 @click.option("-n", "--lines", type=click.IntRange(min=0), metavar="N", help="Only the last N lines of each log.")
 @click.option(
     "--since", metavar="WHEN",
-    help="Only lines written since 10m ago or 2026-11-22T10:30, to half a minute, of all attempts.",
+    help="Only lines written since 10m ago or 2026-11-22T10:30, of all attempts; accurate to half a minute.",
 )  # fmt: skip
-@click.option("--grep", metavar="REGEX", help="Only lines that this regular expression matches anywhere.")
+@click.option("--grep", metavar="REGEX", help="Only lines that contain a match of this regular expression.")
 @click.option("--rank", type=click.IntRange(min=0), help="Only this rank.")
-@click.option("--attempt", type=click.IntRange(min=1), help="This attempt; by default the newest.")
+@click.option("--attempt", type=click.IntRange(min=1), help="Only this attempt; by default the newest.")
 @click.option("--paths", is_flag=True, help="Print the paths of the logs instead.")
 def logs_command(
     workspace: Workspace, run: str, follow: bool, lines: int | None, since: str | None, grep: str | None,
@@ -57,7 +57,11 @@ def logs_command(
         output.verbatim(*map(str, log_paths(workspace, run_id, choice)))
         return 0
     for line in read_logs(
-        workspace, run_id, choice, follow=follow, waits=lambda reason: output.warn([f"run {run_id} waits: {reason}"])
+        workspace,
+        run_id,
+        choice,
+        follow=follow,
+        waits=lambda reason: output.warn([f"run {run_id} is waiting: {reason}"]),
     ):
         output.log_line("" if rank is not None else f"[{line.attempt}/{line.origin}] ", line.text)
     if not follow:
@@ -81,14 +85,16 @@ _DOTS = 2
 )
 @click.option(
     "-m", "--metric", "metrics", metavar="NAME", multiple=True, shell_complete=options.complete_metric,
-    help="A metric; repeatable. All words are runs then.",
+    help="A metric; repeatable. Then all other words are runs.",
 )  # fmt: skip
 @click.option(
     "--x", type=click.Choice(("step", "time")), default="step", show_default=True, help="The horizontal axis."
 )
 @options.over_option
 @click.option("--log", is_flag=True, help="A logarithmic scale.")
-@click.option("--all", "superseded", is_flag=True, help="Also what was trained again after an interruption.")
+@click.option(
+    "--all", "superseded", is_flag=True, help="Also draw steps that were trained again after an interruption."
+)
 @click.option("--png", metavar="FILE", type=click.Path(path_type=Path), help="Write a picture instead.")
 @click.option("--svg", metavar="FILE", type=click.Path(path_type=Path), help="Write a picture instead.")
 @click.option("--csv", "as_csv", is_flag=True, help="Print the points as CSV.")
@@ -97,18 +103,21 @@ def plot_command(
     workspace: Workspace, words: tuple[str, ...], metrics: tuple[str, ...], superseded: bool, as_csv: bool,
     as_json: bool, png: Path | None, svg: Path | None, over: tuple[str, ...], x: str, log: bool,
 ) -> int:  # fmt: skip
-    """Draw a METRIC of each RUN over its steps, on top of each other; without a METRIC, list the metrics.
+    """Draw a METRIC of each RUN over its steps, in one chart; without a METRIC, list the metrics.
 
     Steps that were trained again after an interruption count once, with the values that were logged last. Dotted lines
-    show where the attempts of a single run began. Values that are not a number are gaps. With --over, a line is the
-    mean of runs, between their least and largest values.
+    show where the attempts of a single run began. Values that are not a number are gaps. With --over, each line is the
+    mean of several runs, between their least and largest values.
     """
     from slurmtrain.errors import UserError
     from slurmtrain.model.metrics.chart import View
     from slurmtrain.ops import plot
 
     if over and superseded:
-        raise UserError("--all shows what single runs have trained again, and --over the means of several")
+        raise UserError(
+            "--all and --over exclude each other: --all shows what single runs trained again, --over the "
+            "means of several"
+        )
     subject = plot.find_subject(workspace, words, metrics)
     output.warn_about(subject.observed)
     if not subject.metrics and as_json:
@@ -280,13 +289,13 @@ def ui_command(workspace: Workspace, run: str | None, port: int, host: str, quie
     from slurmtrain.tracking.to_mlflow.server import is_loopback
 
     if not is_loopback(host):
-        output.warn([f"everybody who can connect to {host} can read and change what is in the store"])
+        output.warn([f"anybody who can connect to {host} can read and change everything in the store"])
     observed = observe(workspace, ask_slurm=False)
     output.warn_about(observed)
     shown = choose_shown(workspace, observed, run)
 
     def occupied(unavailable: int, next_free: int) -> None:
-        output.echo(f"port {unavailable} is not available, {next_free} is used instead", err=True)
+        output.echo(f"port {unavailable} is not available; using {next_free} instead", err=True)
 
     @contextlib.contextmanager
     def showing_progress() -> Iterator[Show]:
@@ -307,7 +316,7 @@ def ui_command(workspace: Workspace, run: str | None, port: int, host: str, quie
         _present_page(shown.store, address, as_json=as_json, opens=not quiet)
         if display.server is not None:
             if line := tunnel(os.environ, display.server):
-                output.echo(f"on your own machine, to open this address there: {line}", err=True)
+                output.echo(f"to open this address on your own machine, run there: {line}", err=True)
             output.echo("Ctrl-C ends it", err=True)
         with showing_progress() as show:
             sent = display.follow(stop, show, forever=False)

@@ -312,12 +312,14 @@ some_runs_argument = click.argument("names", metavar="[RUN]...", nargs=-1, shell
 verbose_option = click.option("-v", "--verbose", is_flag=True, help="List all runs, however many they are.")
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 csv_option = click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values.")
-executor_option = click.option("--executor", type=click.Choice(EXECUTORS), help="What starts the runs.")
+executor_option = click.option(
+    "--executor", type=click.Choice(EXECUTORS), help="Where the runs start: this machine or Slurm."
+)
 wait_option = click.option(
     "--wait", "waits", is_flag=True, help="Wait until the runs have ended; exit with their outcome."
 )
 larger_option = click.option(
-    "--max/--min", "larger", default=None, help="Larger or smaller is better; by default by its name."
+    "--max/--min", "larger", default=None, help="Larger or smaller is better; by default its name decides."
 )
 interval_option = click.option(
     "--interval", metavar="S", type=Seconds(0.5), default=2.0, show_default=True,
@@ -343,11 +345,11 @@ def _params(context: click.Context, parameter: click.Parameter, value: str | Non
 
 over_option = click.option(
     "--over", metavar="PARAM[,PARAM]", callback=_params, shell_complete=complete_params,
-    help="Runs that differ only in these count as one, by their mean.",
+    help="Average runs that differ only in these parameters.",
 )  # fmt: skip
 where_option = click.option(
     "--where", metavar="CONDITION", multiple=True, shell_complete=complete_field,
-    help="Only runs that meet it, such as 'params.lr < 0.1 and state = completed'.",
+    help="Only runs that meet this condition, such as 'params.lr < 0.1 and state = completed'.",
 )  # fmt: skip
 # The options of ``status`` that choose runs by what is known about them, by the names that a Question has for them.
 _QUESTION_OPTIONS = {
@@ -357,7 +359,7 @@ _QUESTION_OPTIONS = {
         help="Only runs in one of these states.",
     ),
     "causes": click.option(
-        "--cause", "causes", metavar="C[,C]", callback=split_words, help="Only runs that ended for one of them."
+        "--cause", "causes", metavar="C[,C]", callback=split_words, help="Only runs that ended for one of these causes."
     ),
     "since": click.option(
         "--since", metavar="WHEN", help="Only runs submitted since 2026-11-22, 2026-11-22T10:30, or 2w ago."
@@ -372,7 +374,7 @@ _QUESTION_OPTIONS = {
     "node": click.option("--node", metavar="HOST", help="Only runs on this node; a pattern may match several."),
     "sort": click.option(
         "--sort", metavar="KEY[,KEY]", shell_complete=complete_fields,
-        help="Sort by fields, such as -metrics.val_loss or min:loss; a minus: descending.",
+        help="Sort by fields, such as -metrics.val_loss or min:loss; a minus sorts downwards.",
     ),
     "limit": click.option("--limit", metavar="N", type=click.IntRange(min=1), help="List at most this many runs."),
     "columns": click.option(

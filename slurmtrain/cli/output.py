@@ -285,7 +285,9 @@ def _writing() -> Iterator[TextIO]:
         raise
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
-        raise OutputError(f"cannot write to standard output: {reason}; what the command did before stands") from error
+        raise OutputError(
+            f"cannot write to standard output: {reason}; everything that the command did before is done"
+        ) from error
 
 
 # --- making text safe to print ----------------------------------------------------------------------------------------

@@ -62,7 +62,7 @@ def _cure(name: str, possibilities: list[str]) -> str:
 
 
 _code_option = click.option(
-    "--code", type=click.Choice(["now"]), help="Execute the code as it is now, not as it was when RUN was submitted."
+    "--code", type=click.Choice(["now"]), help="Use the code as it is now, not as it was when RUN was submitted."
 )
 
 
@@ -83,7 +83,7 @@ _code_option = click.option(
 )
 @click.option(
     "--after", metavar="RUN", multiple=True,
-    help="Start after this run has completed, as the key 'after' says it; repeatable.",
+    help="Start after this run has completed, as with the key 'after'; repeatable.",
     shell_complete=options.complete_run,
 )  # fmt: skip
 @click.option("--from", "start_from", metavar="RUN[:STEP|:best]", help="Begin with a checkpoint of another run.")
@@ -103,10 +103,10 @@ def submit_command(
 ) -> int:  # fmt: skip
     """Submit the runs of SPEC, a YAML file, with KEY=VALUE overrides such as resources.nodes=2.
 
-    Several SPECs are submitted together: each may name others in its key 'after', whose runs it starts after.
+    Several SPECs are submitted together: the key 'after' of one may name others, and its run starts after theirs.
 
-    Prints the ids of the runs and returns at once; the runs continue when the terminal closes. If something fails, the
-    ids of the runs that exist all the same are printed.
+    Prints the ids of the runs and returns at once; the runs continue when the terminal closes. If something fails, it
+    prints the ids of the runs that were created anyway.
     """
     from slurmtrain.ops.shared.trackers import describe_next
     from slurmtrain.ops.submit import load_all, merge_specs, split_sources, submit_specs
@@ -165,7 +165,7 @@ def _is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
         return True
     if output.can_ask():
         return output.confirm(f"{large}; submit it?")
-    raise UserError(f"{large}; where there is no terminal to ask, that needs --yes; nothing was submitted")
+    raise UserError(f"{large}; nothing was submitted: without a terminal, confirm with --yes")
 
 
 def _is_meant(workspace: Workspace, spec: SpecFile) -> bool:
@@ -246,16 +246,16 @@ def render_command(
     workspace: Workspace, spec: Path, overrides: tuple[str, ...], sweep: tuple[str, ...], executor: str | None,
     sources: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Print the plan of SPEC, and the batch script that submit sends to Slurm; nothing is created.
+    """Print the plan of SPEC and the batch script that submit would send to Slurm; create nothing.
 
     For a sweep, the runs and their possible cost are printed first.
 
     With --sources it prints each value of the plan with the file and line, the argument, or the key of the sweep that
     sets it.
 
-    With --executor local it prints what this machine does instead: the lines of setup, and the command.
+    With --executor local it prints what this machine would run instead: the lines of setup, and the command.
 
-    This machine needs no Slurm. RUN-ID stands for the id that submit will assign.
+    It works without Slurm on this machine. RUN-ID stands for the id that submit will assign.
     """
     from slurmtrain.ops.render import render
 
@@ -340,9 +340,9 @@ def rerun_command(
 ) -> int:  # fmt: skip
     """Submit RUN again as a new run, from the beginning: the same plan, the same snapshot of its code.
 
-    Of a sweep, by its id or its name, all runs are submitted again. KEY=VALUE overrides, such as seed=8, apply to the
-    new runs. What differs from what RUN had, such as packages, is noted. By default the new runs go where RUN went, to
-    Slurm or this machine.
+    For a sweep, by its id or its name, it submits all runs again. KEY=VALUE overrides, such as seed=8, apply to the new
+    runs. A note lists what is different now, such as packages. By default the new runs go where RUN went, to Slurm or
+    this machine.
     """
     from slurmtrain.ops.rerun import plan_again
     from slurmtrain.ops.submit import submit_spec
@@ -363,12 +363,12 @@ def rerun_command(
 @options.overrides_argument
 @click.option("--from-start", is_flag=True, help="Set the run's checkpoints aside and start from the beginning.")
 @click.option(
-    "--step", type=click.IntRange(min=1), metavar="N", help="Go on from step N, and set later checkpoints aside."
+    "--step", type=click.IntRange(min=1), metavar="N", help="Continue from step N, and set later checkpoints aside."
 )
 @_code_option
-@click.option("--failed", is_flag=True, help="Of several runs, resume all that failed or are lost; RUN may be a sweep.")
-@click.option("--cancelled", is_flag=True, help="With --failed: also those that were cancelled.")
-@click.option("--dry-run", is_flag=True, help="With --failed: list these runs; start nothing.")
+@click.option("--failed", is_flag=True, help="Resume only runs that failed or are lost; RUN may be a sweep.")
+@click.option("--cancelled", is_flag=True, help="With --failed: also resume cancelled runs.")
+@click.option("--dry-run", is_flag=True, help="With --failed: list the runs, and start nothing.")
 @options.wait_option
 @options.json_option
 def resume_command(
@@ -379,8 +379,8 @@ def resume_command(
 
     KEY=VALUE overrides, such as params.steps=4000 or resources.time=02:00:00, apply to this and later attempts.
 
-    Of a sweep, all runs start again that failed, were lost or were cancelled, on Slurm as one job array if they request
-    the same. With --failed, there may be several RUNs and patterns, and what was cancelled stays.
+    For a sweep, it starts all runs again that failed, were lost or were cancelled, on Slurm as one job array if they
+    request the same resources. --failed takes several RUNs and patterns, and leaves cancelled runs alone.
     """
     if failed:
         if from_start or code or step is not None:

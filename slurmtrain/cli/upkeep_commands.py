@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 @options.command("delete 'test-*'", "delete @last --forget")
 @options.runs_argument
 @click.option("--forget", is_flag=True, help="Remove the whole directory, and the run from all lists.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask; needed where there is no terminal.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; required without a terminal.")
 @options.verbose_option
 @options.json_option
 def delete_command(
@@ -26,9 +26,9 @@ def delete_command(
 ) -> int:
     """Delete the checkpoints, logs and other files of each RUN, which must have ended.
 
-    A RUN may be a sweep, or a pattern such as 'cnn-*'. Its journals, metrics and plans stay: 'status --all' lists it.
-    What was written of it for CSV, TensorBoard and W&B goes, too. What its script wrote elsewhere stays, and so does
-    what servers have. Exits with 1 if something could not be deleted.
+    A RUN may be a sweep, or a pattern such as 'cnn-*'. Its journals, metrics and plans stay: 'status --all' lists it. Its
+    CSV, TensorBoard and W&B files are deleted too; files that its script wrote elsewhere, and anything already sent to a
+    server, stay. Exits with 1 if something could not be deleted.
     """
     from slurmtrain.errors import UserError
     from slurmtrain.ops.delete import delete, find_deletable
@@ -44,7 +44,7 @@ def delete_command(
         target = f"{'everything' if forget else 'the files'} of {len(runs)} run(s){also}, {size}{written}"
         # A script that deletes has to say that it means it.
         if not output.can_ask():
-            unasked = "where there is no terminal to ask, that needs -y; nothing was deleted"
+            unasked = "nothing was deleted: without a terminal, confirm with -y"
             raise UserError(f"this deletes {target}; {unasked}")
         lines = [
             f"{run_id}  {run.listed.name}  {run.listed.state}  {formatting.size(run.removal.bytes)}"
@@ -71,13 +71,13 @@ def delete_command(
         for run_id, removal in deleted.removed.items():
             lines.append(f"run {run_id} is {verb}: {formatting.size(removal.bytes)} freed")
             for step, forks in runs[run_id].forks.items():
-                lines += [f"run {fork} began with its step {step}, and keeps its own copy" for fork in forks]
-            lines += [f"{link} was a link: its target stays" for link in removal.links]
+                lines += [f"run {fork} began with its step {step} and keeps its own copy" for fork in forks]
+            lines += [f"{link} was a link; its target is still there" for link in removal.links]
         output.notes(output.few(lines, verbose=verbose))
         if len(deleted.removed) > 1:
             output.note(f"{len(deleted.removed)} runs are {verb}: {formatting.size(deleted.bytes)} freed")
         if not deleted.removed and not deleted.problems:
-            output.note("nothing to delete: their files are deleted already")
+            output.note("nothing to delete: the files of these runs are gone already")
     return 1 if deleted.problems else 0
 
 
@@ -88,10 +88,10 @@ _FLAGS = {
     "jobs": "submitit's pickles and batch scripts.",
     "copies": "Runs' own copies of their code, unless scripts have changed them.",
     "code": "Snapshots of code that no run's plan names.",
-    "arrays": "What the elements of job arrays shared.",
+    "arrays": "Files that the elements of job arrays shared.",
     "caches": "Caches of runs that are gone.",
     "keys": "Idempotency keys.",
-    "litter": "What killed commands have left.",
+    "litter": "Leftovers of killed commands.",
     "aside": "Checkpoints that 'resume --from-start' or '--step' has put aside: never removed without this option.",
 }
 
@@ -116,17 +116,22 @@ class Age(click.ParamType[int]):
     params=[click.Option([f"--{kind}"], is_flag=True, help=text) for kind, text in _FLAGS.items()],
 )  # fmt: skip
 @click.option(
-    "--older-than", type=Age(), default="30d", show_default=True, metavar="TIME", help="How long ago runs ended."
+    "--older-than",
+    type=Age(),
+    default="30d",
+    show_default=True,
+    metavar="TIME",
+    help="Only files of runs that ended at least this long ago.",
 )
 @click.option("--dry-run", is_flag=True, help="Print what would be removed, and remove nothing.")
-@click.option("-y", "--yes", is_flag=True, help="Do not ask; without it nothing is removed where there is no terminal.")
+@click.option("-y", "--yes", is_flag=True, help="Do not ask; required without a terminal.")
 @options.json_option
 def clean_command(workspace: Workspace, older_than: int, dry_run: bool, yes: bool, as_json: bool, **kinds: bool) -> int:
-    """Remove logs and other files that are not needed any more. Prints what goes, and asks.
+    """Remove logs and other files that are no longer needed. It prints what would go, and asks.
 
-    Without options that name kinds, all kinds but --aside. Runs that have not ended are left alone, and so are the
-    checkpoints, journals, metrics and plans of all runs: 'status' and 'show' say the same before and after. Exits with
-    1 if something could not be removed.
+    By default it removes all kinds except --aside; options choose kinds. It leaves alone runs that have not ended, and
+    the checkpoints, journals, metrics and plans of all runs: 'status' and 'show' say the same before and after. Exits
+    with 1 if something could not be removed.
     """
     from slurmtrain.ops.clean import KINDS, ON_REQUEST, find_removable, remove
 
@@ -145,7 +150,7 @@ def clean_command(workspace: Workspace, older_than: int, dry_run: bool, yes: boo
             cleaned = remove(workspace, cleaned)
             output.note(f"{formatting.size(sum(cleaned.bytes.values()))} are free now")
         else:
-            output.note("nothing was removed: where there is no terminal to ask, that needs -y")
+            output.note("nothing was removed: without a terminal, confirm with -y")
     output.warn(cleaned.problems)
     if as_json:
         output.print_json(cleaned.to_dict())
@@ -160,7 +165,7 @@ def clean_command(workspace: Workspace, older_than: int, dry_run: bool, yes: boo
 def tag_command(workspace: Workspace, words: tuple[str, ...], remove: bool, verbose: bool, as_json: bool) -> int:
     """Tag each RUN with TAG, a word such as 'good'.
 
-    A RUN may be a sweep, or a pattern such as 'cnn-*'. With a RUN alone, its tags are printed.
+    A RUN may be a sweep, or a pattern such as 'cnn-*'. With a RUN alone, print its tags.
     """
     from slurmtrain.ops.marks import add_tag, remove_tag
     from slurmtrain.ops.shared.find import find

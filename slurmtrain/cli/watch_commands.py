@@ -36,10 +36,10 @@ _INTERRUPTED = 130
 @click.option("--once", is_flag=True, help="Do a single round, as for cron; exit with 1 if something went wrong.")
 @options.json_option
 def watch_command(workspace: Workspace, every: float, once: bool, as_json: bool) -> int:
-    """Repeat what sync does until SIGTERM or Ctrl-C: a process for a login node.
+    """Run sync again and again, until SIGTERM or Ctrl-C; meant for a login node.
 
-    It prints a line for each action and each problem, and when a problem is over. If another watch is running for these
-    runs, it says which and exits with 0.
+    It prints a line for each action, for each problem, and when a problem is over. If another watch already runs for
+    these runs, it names that one and exits with 0.
     """
     from slurmtrain.ops.shared.interrupt import StopSignal
     from slurmtrain.ops.watch import watch
@@ -69,7 +69,7 @@ def watch_command(workspace: Workspace, every: float, once: bool, as_json: bool)
 
 def _print_holder(workspace: Workspace, holder: WatchHolder | None) -> None:
     if holder is not None:
-        output.echo(f"{workspace.root.path} is watched already, by {holder}; nothing was done", err=True)
+        output.echo(f"another watch already runs for {workspace.root.path}: {holder}; nothing was done", err=True)
 
 
 @options.command("sync")
@@ -124,9 +124,9 @@ def cancel_command(
 ) -> int:
     """Cancel each RUN: let it save and exit, and kill processes that do not exit.
 
-    A RUN may be a sweep, or a pattern such as 'cnn-*', for all of these runs that have not ended. On a terminal you
-    are asked before several are cancelled by one word or --all. Works from any terminal of the machine; for Slurm jobs,
-    from any machine of the cluster.
+    A RUN may be a sweep, or a pattern such as 'cnn-*', and means those of its runs that have not ended. On a terminal it
+    asks before one word or --all cancels several. It works from any terminal of the machine; for Slurm jobs, from any
+    machine of the cluster.
     """
     from slurmtrain.errors import UserError
     from slurmtrain.model.query.comparison import count_states
@@ -136,7 +136,7 @@ def cancel_command(
     from slurmtrain.ops.shared.relatives import describe_blocked, open_dependents
 
     if names and all_runs:
-        raise UserError("give either runs or --all, which cancels all of them")
+        raise UserError("give either runs or --all, not both")
     if not names and not all_runs:
         raise UserError("name the runs to cancel; --all cancels all that have not ended")
     if names:
@@ -303,7 +303,7 @@ def wait_for_runs(workspace: Workspace, run_ids: Sequence[str], *, as_json: bool
         rest = f"the run continues ('slurmtrain cancel {run_ids[-1]}' ends it)"
         if len(run_ids) > 1:
             rest = f"{len(run_ids)} runs continue ('slurmtrain status' lists them)"
-        output.echo(f"no longer waiting; {rest}", err=True)
+        output.echo(f"stopped waiting; {rest}", err=True)
         raise
     output.warn_about(synced.observed)
     output.warn([*synced.notes, *synced.problems])

@@ -199,8 +199,8 @@ def _request(workspace: Workspace, run_id: str) -> str:
     except (OSError, PathError) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else str(error)
         return (
-            f"that cannot be recorded ({why}): cancel it again once it can, before 'slurmtrain sync' takes it for an "
-            "interrupted run"
+            f"the cancellation could not be recorded ({why}): cancel it again once that is fixed, or 'slurmtrain "
+            "sync' will take it for an interrupted run"
         )
     return ""
 
@@ -225,8 +225,8 @@ def request_end(workspace: Workspace, run_id: str, reason: str | None = None) ->
             # Whoever has it is starting the run, and carries out a request that it finds in the run's journals.
             print_notice(
                 f"run {run_id} is being started by another command: its lock is {error.holder}. The request is "
-                "recorded, and that command ends the job as soon as it goes on; if it never does, end it, and call "
-                "'slurmtrain sync'"
+                "recorded, and that command will end the job as soon as it continues; if it never does, end that "
+                "command and call 'slurmtrain sync'"
             )
         # Under the lock, after reading the run again: one that has just ended by itself must not count as cancelled.
         if not _load_runs(workspace, [run_id])[run_id].ended:
@@ -269,7 +269,7 @@ def _ask_slurm(workspace: Workspace, runs: Sequence[Run], *, force: bool) -> Non
             # The run's node 0 does it too, if it lives.
             workspace.scheduler.cancel_named(second)
     except SlurmDown as error:
-        raise SlurmDown(f"{error}; the request is journaled, and 'slurmtrain sync' carries it out") from error
+        raise SlurmDown(f"{error}; the request is recorded, and 'slurmtrain sync' will carry it out") from error
 
 
 def _wait(workspace: Workspace, run_ids: Sequence[str], *, until: float) -> dict[str, Run]:
@@ -348,7 +348,7 @@ def _end_jobs(workspace: Workspace, runs: Mapping[str, Run | None], *, force: bo
             workspace.scheduler.cancel(ids, force=force)
     for run_id, run in runs.items():
         if run is None and not jobs.get(run_id):
-            raise RunNotFound(f"there is no run {run_id!r} here, and no job or process of it")
+            raise RunNotFound(f"there is no run {run_id!r} here, and it has no job or process")
     deadline = time.monotonic() + PATIENCE_S
     while any(jobs.values()):
         queue = workspace.scheduler.queue()

@@ -50,12 +50,12 @@ _SUBMISSIONS = "submissions"
 KINDS = {
     "logs": "logs of runs that ended",
     "jobs": "pickles and batch scripts of runs that ended",
-    "copies": "copies of code without changes by a script",
+    "copies": "copies of code that no script has changed",
     "code": "snapshots of code that no plan names",
     "arrays": "job arrays of runs that ended",
     "caches": "caches of runs that are gone",
     "keys": "idempotency keys of runs that ended",
-    "litter": "what killed commands have left",
+    "litter": "leftovers of killed commands",
     "aside": "checkpoints that 'resume --from-start' or '--step' has put aside",
 }
 # Somebody may want them back, so they go only on request.
@@ -236,7 +236,7 @@ def _unnamed_snapshots(workspace: Workspace, aged: float, cleanable: Cleaned) ->
         named = _named_snapshots(workspace)
     except (OSError, PathError) as error:
         why = describe_os_error(error) if isinstance(error, OSError) else error
-        cleanable.problems.append(f"no snapshot of code is removed, since a plan cannot be read: {why}")
+        cleanable.problems.append(f"no snapshot of code was removed, because a plan cannot be read: {why}")
         return
     yield from (Part("code", folder, [name]) for name in names if name not in named)
 

@@ -94,4 +94,4 @@ def _colleagues(workspace: Workspace, notes: list[str]) -> Iterator[Colleague]:
         if user_name(uid) == entry.name:
             yield Colleague(entry.name, uid, RunsRoot(Path(entry.path)))
         else:
-            notes.append(f"{entry.path} is not shown: it belongs to {user_name(uid)}, and is named after somebody else")
+            notes.append(f"{entry.path} is not shown: it belongs to {user_name(uid)} but is named after somebody else")

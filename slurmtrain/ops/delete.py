@@ -140,7 +140,7 @@ def _check_over(workspace: Workspace, run_id: str, listed: Listed, *, forget: bo
     if listed.unreadable:
         if not forget:
             raise RunUnreadable(
-                f"run {run_id} is unreadable: {listed.reason}; put that right, or delete all of it with --forget"
+                f"run {run_id} is unreadable: {listed.reason}; fix that, or delete the whole run with --forget"
             )
         _check_nothing_runs(workspace, run_id, workspace.store.load(run_id))
     elif not listed.ended:
@@ -198,8 +198,8 @@ def _check_not_needed(workspace: Workspace, observed: Observed, run_ids: Sequenc
         # As text: a command or a param may name a path in that run's directory.
         if needed := next((run_id for run_id in run_ids if run_id.encode() in text), None):
             raise RunBusy(
-                f"run {other} ({row.name}), which has not ended, names run {needed} in its plan, or starts after it: "
-                "it may need what is in it; nothing was deleted"
+                f"run {other} ({row.name}) has not ended and may need the files of run {needed}: its plan names that "
+                "run, or it starts after it; nothing was deleted"
             )
 
 
@@ -209,7 +209,7 @@ def _delete_files(workspace: Workspace, run_id: str, frees: int) -> Removal:
     with _locked_now(directory):
         run = observe_run(workspace, run_id, ask_slurm=False)
         if not run.ended:
-            raise RunBusy(f"it is {run.state} meanwhile")
+            raise RunBusy(f"it is {run.state} now")
         events: list[Payload] = [] if run.deleted_at is not None else [DeletionRequested(bytes=frees, by=person())]
         events += [
             CheckpointPruned(path=each.path, step=each.step, why=_WHY)
@@ -298,7 +298,7 @@ def _locked_now(directory: RunDir) -> Iterator[None]:
     """Hold a run's lock. Raises RunBusy if another command has it."""
     with locked(directory.lock, wait=False) as lock:
         if lock is None:
-            raise RunBusy("another command is at work on it; try again in a moment")
+            raise RunBusy("another command is working on it; try again in a moment")
         yield
 
 

@@ -104,7 +104,7 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
         plan = outer_variables.placed(plan)
     raw = workspace.scheduler.partitions()
     if plan is not None and (why := rejection_reason(plan, raw)) is not None:
-        findings.append(SiteFinding("fail", "request", f"no partition can run it: {why}", "change the spec"))
+        findings.append(SiteFinding("fail", "request", f"it cannot run on any partition: {why}", "change the spec"))
     job = _job_facts(workspace, plan, executor, site)
     # sbatch accepts a list of partitions, and the job starts in the one that can run it first.
     names = partition_names(plan, raw).split(",") if plan is not None else _partitions_of_user(site)
@@ -142,7 +142,7 @@ def torch_findings() -> list[SiteFinding]:
         return [SiteFinding("fail", "torch", text, "upgrade torch in this environment")]
     if release is not None and release > torch_private.NEWEST:
         text = f"torch {version} is newer than {newest}, the newest version that this slurmtrain was tested with"
-        fix = "upgrade slurmtrain; if there is no newer one, `slurmtrain drill` tells whether runs survive"
+        fix = "upgrade slurmtrain; if there is no newer version, `slurmtrain drill` shows whether runs survive"
         return [SiteFinding("warn", "torch", text, fix)]
     return []
 

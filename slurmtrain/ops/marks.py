@@ -71,7 +71,7 @@ def tag_problem(tag: str) -> str:
     if not 0 < len(tag) <= TAG_LIMIT:
         return f"a tag has 1 to {TAG_LIMIT} characters"
     if not _TAG.fullmatch(tag) or not tag.isprintable():
-        return "it is a word of letters, digits, '.', '_', '-', '+', '/' and ':', which begins with a letter or digit"
+        return "a tag is a word of letters, digits, '.', '_', '-', '+', '/' and ':' that begins with a letter or digit"
     return ""
 
 
@@ -132,7 +132,7 @@ def _mark(
     runs = observed.runs.fetch(run_ids)
     unreadable = [run_id for run_id, listed in runs.items() if listed.unreadable]
     if unreadable:
-        raise RunUnreadable(f"{', '.join(unreadable)}: unreadable, so nothing was changed; 'slurmtrain show' says why")
+        raise RunUnreadable(f"cannot read {', '.join(unreadable)}, so nothing was changed; 'slurmtrain show' says why")
     command, event = change
     for run_id, listed in runs.items():
         if changes(listed):

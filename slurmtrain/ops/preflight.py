@@ -61,8 +61,8 @@ def submit_preflight(
         planned = replan(plan, overrides, read_options)
     if nodes is not None and planned.plan.spec.resources.components:
         raise UserError(
-            f"--nodes {nodes} does not say of which of the 'resources.components' of {path}: leave it out to check the "
-            "nodes of all, or change their 'nodes'"
+            f"--nodes {nodes} is ambiguous, because {path} has 'resources.components': leave it out to check the "
+            "nodes of all components, or change their 'nodes'"
         )
     spec = planned.plan.spec
     resources = replace(spec.resources, time=min(spec.resources.time or _MAX_TIME_S, _MAX_TIME_S))

@@ -83,7 +83,7 @@ def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
     newest = run.newest
     if run.state != "running" or newest is None:
         saved = f"its newest checkpoint is of step {run.checkpoint.step}" if run.checkpoint else "it has none"
-        raise RunBusy(f"run {run.id} is {run.state}, and only one that trains can save; {saved}")
+        raise RunBusy(f"run {run.id} is {run.state}, and only a run that is training can save; {saved}")
     hint = f"'slurmtrain logs {run.id}' shows how far it is"
     if not _has_journaled(workspace, run.id, newest, SessionStarted):
         raise RunBusy(
@@ -91,10 +91,10 @@ def request_checkpoint(workspace: Workspace, run_id: str) -> SaveRequest:
             f"{hint}"
         )
     if not _has_journaled(workspace, run.id, newest, TrainingStarted):
-        raise RunBusy(f"run {run.id} has not begun its first step (run.steps()), and does not save before; {hint}")
+        raise RunBusy(f"run {run.id} has not begun its first step (run.steps()), and cannot save before that; {hint}")
     if not _has_journaled(workspace, run.id, newest, StateRegistered):
         raise NotAvailable(
-            f"the script of run {run.id} has registered nothing to save so far: it does so with run.checkpoint()"
+            f"the script of run {run.id} has not registered anything to save yet; it does that with run.checkpoint()"
         )
     # Before the request is written: whatever is saved from then on may fulfil it.
     before = frozenset(_save_events(workspace, run_id))
@@ -166,7 +166,7 @@ def _outcome_so_far(workspace: Workspace, run: Run, request: SaveRequest, ids: s
     checkpoint = _saved_checkpoint(run, late[-1].payload, late[-1].time) if late else None
     reason = f"run {run.id} is {run.state}" + (f": {run.reason}" if run.reason not in ("", run.state) else "")
     if not run.ended:
-        reason = f"the attempt of run {run.id} that was asked has ended, and the run is {run.state}"
+        reason = f"the attempt of run {run.id} that was asked to save has ended, and the run is {run.state}"
     return RequestOutcome("ended", checkpoint, reason)
 
 

@@ -135,7 +135,7 @@ def plan_again(
         specs = [run.plan.spec for run in runs]
         problem = next(filter(None, (packing_problem(spec.resources, pack, spec.slurm) for spec in specs)), None)
         if problem:
-            raise UserError(f"the runs were packed, {pack.runs} in a job, which is not possible now: {problem}")
+            raise UserError(f"the runs were packed, {pack.runs} to a job, and that is no longer possible: {problem}")
     else:
         pack = None
     text = ""
@@ -192,32 +192,32 @@ def _with_code(workspace: Workspace, original: _Original, plan: Plan, *, code_of
                 pass
         except PathError as error:
             why = str(error).partition("; ")[0]
-            raise PathError(f"{why}; '--code now' takes the code as it is now, nothing was submitted") from error
+            raise PathError(f"{why}; nothing was submitted; '--code now' uses the code as it is now") from error
         return plan, []
     was, now = describe_revision(original.created.git), describe_git(Path(plan.workdir))
     if was and was == now and not (original.created.git or {}).get("dirty"):
         return plan, []
     revisions = f"{was or 'no revision'} then, {now or 'no revision'} now"
-    return plan, [f"run {run_id} had no snapshot of its code, which may differ: {revisions}"]
+    return plan, [f"run {run_id} had no snapshot, so its code may have been different: {revisions}"]
 
 
 def _differences(original: _Original) -> Iterator[str]:
     """How new runs will differ from an earlier one: its overrides, its seed, and Python with its packages."""
     python, run_id = original.plan.python, original.run.id
     if original.later_overrides:
-        yield f"as run {run_id} was resumed last, with {' '.join(original.later_overrides)}"
+        yield f"includes the overrides of the last resume of run {run_id}: {' '.join(original.later_overrides)}"
     if original.plan.spec.seed is None:
-        yield f"run {run_id} has no 'seed': random numbers repeat only if its script seeds them"
+        yield f"run {run_id} has no 'seed', so random numbers repeat only if its script seeds them"
     if not Path(python).exists():
-        yield f"the Python of run {run_id}, {python}, is gone: this takes {which_python()}"
+        yield f"the Python of run {run_id}, {python}, is gone; this run uses {which_python()}"
         python = which_python()
     earlier = submitted_software(original.directory)
     if earlier is None:
-        yield f"the packages of run {run_id} are not known, as its environment.txt is missing"
+        yield f"the packages of run {run_id} are unknown, because its environment.txt is missing"
         return
     now = read_software(Path(python))
     if earlier.version != now.version:
-        yield f"run {run_id} had Python {earlier.version}, and this has {now.version}"
+        yield f"run {run_id} had Python {earlier.version}; this run has {now.version}"
     changes = compare_environments(Environment(software=earlier), Environment(software=now))
     if "packages" in changes:
-        yield f"other packages than run {run_id} had: {changes_in_words(changes['packages'])}"
+        yield f"the packages differ from run {run_id}: {changes_in_words(changes['packages'])}"

@@ -103,7 +103,7 @@ def resume(
             lock = locks.enter_context(locked(directory.lock, limit_s=0.0))
         except LockHeld as error:
             raise RunBusy(
-                f"another command is at work on run {run_id}: its lock is {error.holder}; try again in a moment"
+                f"another command is working on run {run_id}: its lock is {error.holder}; try again in a moment"
             ) from error
         assert lock is not None
         held = HeldRun(directory, lock, cancels(directory))
@@ -135,8 +135,8 @@ def _check_resumable(workspace: Workspace, run: Run, step: int | None, *, change
         raise RunBusy(f"the files of run {run.id} were deleted; 'slurmtrain submit' starts a new run")
     if run.state == "completed" and not changes and step is None:
         raise RunBusy(
-            f"run {run.id} has completed; to train it further, give it more to do, for example "
-            f"'slurmtrain resume {run.id} params.steps=...'"
+            f"run {run.id} has completed; to train it further, give it more steps, for example 'slurmtrain resume "
+            f"{run.id} params.steps=...'"
         )
     if step is None:
         return
@@ -155,7 +155,7 @@ def _check_resumable(workspace: Workspace, run: Run, step: int | None, *, change
     except CheckpointError as error:
         problem = problem or str(error)
     if problem:
-        raise NoCheckpoint(f"run {run.id} cannot go on from step {step}: {problem}")
+        raise NoCheckpoint(f"run {run.id} cannot continue from step {step}: {problem}")
 
 
 def _next_attempt(
@@ -211,7 +211,7 @@ def _check_next(workspace: Workspace, run: Run, attempt: NewAttempt, locks: cont
     if outside := next((path for path in paths if not path.is_relative_to(directory.checkpoints)), None):
         raise UserError(
             f"the script of run {run.id} finds its checkpoints itself ('checkpoint.format: own') and would continue "
-            f"from {outside}; move what matches {plan.spec.checkpoint.glob!r} away, then start over"
+            f"from {outside}; move the files that match {plan.spec.checkpoint.glob!r} away, then start over"
         )
     return begins_again
 
@@ -220,7 +220,10 @@ def _dependents_to_resume(workspace: Workspace, run_ids: Collection[str]) -> lis
     """Notes on runs that ended because one of these had failed: a person decides whether they are still wanted."""
     waiting = [run_id for run_id in dependents(workspace, run_ids) if run_id not in run_ids]
     ended = [run for run in workspace.store.load_all(waiting).values() if run.newest and run.newest.cause == UPSTREAM]
-    notes = [f"run {run.id} ({run.name}) had ended because of it: 'slurmtrain resume {run.id}' too" for run in ended]
+    notes = [
+        f"run {run.id} ({run.name}) had ended because of it; resume it too: 'slurmtrain resume {run.id}'"
+        for run in ended
+    ]
     return [*notes[:_NAMED], f"and {len(notes) - _NAMED} more"] if len(notes) > _NAMED else notes
 
 
@@ -236,7 +239,7 @@ def is_without_checkpoint(directory: RunDir, run: Run, plan: Plan) -> bool:
         NoCheckpoint: there is nothing that a completed run could go on from, or only what is damaged or incomplete,
             which nobody gives up unasked.
     """
-    again = f"'slurmtrain resume --from-start {run.id}' begins again, 'slurmtrain submit' starts a new run"
+    again = f"'slurmtrain resume --from-start {run.id}' starts from the beginning, 'slurmtrain submit' starts a new run"
     pattern = plan.spec.checkpoint.glob
     if pattern is not None:
         from slurmtrain.runtime.checkpoint.external import Search, find_checkpoints
@@ -276,7 +279,7 @@ def _put_aside(workspace: Workspace, directory: RunDir, run: Run, step: int | No
     else:
         later = [path for path in published(directory.checkpoints) if (checkpoint_step(path.name) or 0) > step]
         moved = {relative_path(path): checkpoint_step(path.name) for path in later} or None
-        why = f"the run goes on from step {step}"
+        why = f"the run continues from step {step}"
     if moved is None:
         return
     # Before anything is journaled: the rename could fail, with the checkpoints already noted as gone.
@@ -389,7 +392,7 @@ class _Restarts:
             if directory.path.exists() and (own := hold(directory, locks)) is not None:
                 held.append(own)
             else:
-                self.notes.append(f"run {run_id}: another command is at work on it; left as it is")
+                self.notes.append(f"run {run_id} was left alone: another command is working on it")
         # Again, now that nothing else starts them.
         observe(workspace, [each.id for each in held], ask_slurm=False)
         runs = workspace.store.load_all([each.id for each in held])

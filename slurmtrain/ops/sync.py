@@ -160,7 +160,9 @@ class _Sync:
                 continue
             if _is_gone(run) and (killed := kill_leftovers(self._workspace.root.run(run_id))):
                 killed_text = ", ".join(killed)
-                self.synced.notes.append(f"run {run_id}: killed what its last attempt had left running: {killed_text}")
+                self.synced.notes.append(
+                    f"run {run_id}: killed processes that its last attempt had left running: {killed_text}"
+                )
 
     def end_second_jobs(self) -> None:
         """Cancel jobs that wait for more nodes of a run that does not run: its node 0 was killed before it could."""
@@ -179,9 +181,9 @@ class _Sync:
             jobs_text = f"job {', '.join(job_ids)}"
             try:
                 self._workspace.scheduler.cancel(job_ids, force=False)
-                self.synced.notes.append(f"run {run_id}: cancelled {jobs_text}, which waited for more nodes of it")
+                self.synced.notes.append(f"run {run_id}: cancelled {jobs_text}, which waited for more nodes for it")
             except SlurmDown as error:
-                self.synced.problems.append(f"run {run_id}: {jobs_text} waits for more nodes of it: {error}")
+                self.synced.problems.append(f"run {run_id}: {jobs_text} still waits for more nodes for it: {error}")
 
     def finish_cancels(self) -> None:
         """End runs whose cancellation was requested by a command that was then killed."""
@@ -291,7 +293,7 @@ class _Sync:
                 if run is not None and run.executor == "local" and run.newest and _is_due(run) and alive(run) is None:
                     host = next(str(process["host"]) for process in run.newest.processes)
                     self.synced.notes.append(
-                        f"run {run.id} was interrupted on {host}: 'slurmtrain sync' starts it again there, and not here"
+                        f"run {run.id} was interrupted on {host}: call 'slurmtrain sync' there to start it again"
                     )
                 continue
             try:
@@ -394,7 +396,7 @@ def _replace_job(workspace: Workspace, directory: RunDir, run: Run, held: str) -
     if before.policy is None or not decision(run.attempts[:-1], run.checkpoints).again:
         return False
     # Journaled first: a job that a kill then leaves waiting is cancelled before the next is submitted.
-    why = "Slurm holds its job, which was started too often"
+    why = "Slurm holds its job because it was started too often"
     with workspace.journal(directory, "sync") as journal:
         journal.write(JobReplaced(job_id=newest.job_id, restart=newest.restart, why=why))
     workspace.scheduler.cancel([newest.job_id], force=False)

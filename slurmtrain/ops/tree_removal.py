@@ -132,7 +132,9 @@ class _Tree:
             except (OSError, PathError) as error:
                 self.note(self._directory / path, error)
             except RecursionError:
-                self.removal.problems.append(f"{self._directory} has directories too deep in each other: 'rm -r' it")
+                self.removal.problems.append(
+                    f"the directories in {self._directory} are nested too deeply: remove it with 'rm -r'"
+                )
 
     def _remove(self, handle: int, name: str, path: str, device: int) -> None:
         """Remove an entry of an open directory.
@@ -151,7 +153,7 @@ class _Tree:
                 status = os.fstat(inner)
                 check_owner(status, self._directory / path)
                 if status.st_dev != device:
-                    self.removal.problems.append(f"{self._directory / path} is another file system, and stays")
+                    self.removal.problems.append(f"{self._directory / path} is on another file system and was kept")
                     return
                 self.empty(inner, f"{path}/")
             finally:

@@ -26,7 +26,7 @@ from slurmtrain.system.files import describe_os_error
 
 # Files are hashed in parallel: one reader gets little from a parallel file system. But login nodes are shared.
 _THREADS = min(4, os.cpu_count() or 1)
-_CHANGED = "it was deleted, renamed or saved again meanwhile"
+_CHANGED = "it was deleted, renamed or saved again in the meantime"
 
 ShowProgress = Callable[[int, int], None]
 """Called with the number of bytes compared so far, and the total."""
@@ -37,7 +37,7 @@ class Checked:
     """The result for one checkpoint.
 
     ``result``: ``good``; ``bad``; ``aside``: a run found it damaged earlier, and moved it aside; ``gone``: it was
-    deleted, renamed or saved again meanwhile. ``reason`` explains all but good ones.
+    deleted, renamed or saved again in the meantime. ``reason`` explains all but good ones.
     """
 
     path: Path
@@ -146,7 +146,7 @@ def verify(
                     journal.write(CheckpointVerified(path=path, step=checked.step, reason=checked.reason))
                 except OSError as error:
                     where = journal.path.parent
-                    problems = [f"the results cannot be journaled in {where}: {describe_os_error(error)}"]
+                    problems = [f"the results cannot be recorded in {where}: {describe_os_error(error)}"]
     if own is None:
         results.sort(key=lambda checked: (checked.step or 0, checked.path.name))
     return Verified(run, hashes, results, problems)

@@ -95,7 +95,7 @@ def watch(config: Config, every_s: float, report: Report, stop: StopSignal | Non
         while not stop.raised:
             rounds.next()
             _rest(pause_after(rounds.failures, every_s), every_s, lock, stop)
-        report(WatchEvent(time.time(), "stopped", f"stopped by {stop.raised.name}; runs go on"))
+        report(WatchEvent(time.time(), "stopped", f"stopped by {stop.raised.name}; the runs continue"))
     return None
 
 
@@ -251,7 +251,7 @@ class ReportFilter:
         self._problems.update(dict.fromkeys(problems))
         for text in over:
             del self._problems[text]
-        return [*new, *(WatchEvent(at, "over", f"no longer so: {text}") for text in over)]
+        return [*new, *(WatchEvent(at, "over", f"problem over: {text}") for text in over)]
 
 
 # --- one watch per runs root: the file that it locks ------------------------------------------------------------------

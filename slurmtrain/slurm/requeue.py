@@ -67,7 +67,7 @@ class SlurmQueue:
             why = _missing_nodes(job, excluded, without) or (f"Slurm says: {message}" if impossible else None)
         except SlurmDown:
             return None
-        return f"{', '.join(without)} cannot be left out: {why}" if why else None
+        return f"{', '.join(without)} cannot be excluded: {why}" if why else None
 
     def requeue_job(self, job_id: str, without: Sequence[str], delay_s: float, intent: Path) -> None:
         """Requeue the job ``job_id``. Raises SlurmDown.

@@ -367,7 +367,7 @@ def new_observations(run: Run, queue: Queue, accounting: Accounting | None, now:
         if newest.absent_since is None:
             observations.append(absent)
         elif now - newest.absent_since >= GIVEN_UP_S:
-            reason = None if is_cancelled else "Slurm knows nothing of its job any more, and it did not say its end"
+            reason = None if is_cancelled else "Slurm no longer knows its job, and the job did not record its end"
             observations.append(replace(absent, state="CANCELLED" if is_cancelled else GONE, reason=reason))
     return observations
 

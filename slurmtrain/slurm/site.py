@@ -78,7 +78,7 @@ def read_site(scheduler: Scheduler, user: str) -> Site:
     cluster = read_cluster(config)
     partitions = {name: read_partition(fields, cluster) for name, fields in scheduler.partitions().items()}
     if not cluster.accounting:
-        return Site(cluster, partitions, config, unknown=("QOS and accounts: this site keeps no accounting",))
+        return Site(cluster, partitions, config, unknown=("QOS and accounts: this cluster has no accounting",))
     unknown = []
     qos: dict[str, Qos] | None = None
     associations: list[Association] | None = None
@@ -104,7 +104,7 @@ def component_problem(config: Mapping[str, str]) -> str:
         return "this site allows no job step over several components (SchedulerParameters=disable_hetjob_steps)"
     # slurm.conf(5): only the backfill scheduler starts heterogeneous jobs.
     if scheduler != "backfill" and "SchedulerType" in config:
-        return f"this site starts no heterogeneous jobs: that takes SchedulerType=sched/backfill, and it is {scheduler}"
+        return f"this cluster cannot start heterogeneous jobs: SchedulerType must be sched/backfill, not {scheduler}"
     return ""
 
 
@@ -308,7 +308,7 @@ def excess_of_pack(plan: Plan, pack: Pack, partitions: Partitions, nodes: Sequen
         return None
     return (
         f"sweep.pack: {pack.runs} of these runs need more CPUs, GPUs or memory than any node of partition "
-        f"{', '.join(names)} has: at most {fitting} fit on one"
+        f"{', '.join(names)} has; at most {fitting} fit on one node"
     )
 
 

@@ -31,9 +31,9 @@ _DOWN = ("unable to contact slurm controller", "connection refused", "connect fa
 # Hints for the user, by a phrase in sbatch's message: the first that is in it counts, as the message on any limit of an
 # account or a QOS speaks of time limits, too.
 _HINTS = {
-    "submitjob": "each run of a sweep is a job ('sacctmgr show assoc user=$USER' and 'sacctmgr show qos' say how many "
-    "you may have): submit fewer, or try again when others have ended; with --idempotency-key the same command submits "
-    "only what is missing",
+    "submitjob": "each run of a sweep is a job, and you may have only so many ('sacctmgr show assoc user=$USER' and "
+    "'sacctmgr show qos' list the limits): submit fewer, or try again when others have ended; with "
+    "--idempotency-key the same command submits only the missing ones",
     "wallduration": "ask for less with resources.time",
     "accounting/qos policy": "'sacctmgr show assoc user=$USER' and 'sacctmgr show qos' list your limits",
     "invalid account": "name an account that you may use with slurm.account ('sacctmgr show assoc user=$USER')",
@@ -70,7 +70,7 @@ def check(plans: Sequence[Plan], scheduler: Scheduler, pack: Pack | None = None)
     plans = [placed(plan, counting_variables(plan, environ=environ)) for plan in plans]
     if pack is not None:
         if not scheduler.max_array_size():
-            raise RequestRefused("sweep.pack needs job arrays, which this site does not have (MaxArraySize=0)")
+            raise RequestRefused("sweep.pack needs job arrays, and this cluster does not allow them (MaxArraySize=0)")
         # If Slurm does not answer, it refuses a job that is too large itself.
         with contextlib.suppress(SlurmDown):
             nodes = scheduler.nodes()
@@ -167,7 +167,8 @@ def launch(launcher: subprocess.Popen[str], request: Request, locks: Sequence[in
     lower = problem.lower()
     if failure == "unsure" or (failure == "refused" and any(text in lower for text in _UNSURE)):
         raise SubmissionUncertain(
-            f"Slurm may have taken the job or not ({problem}): 'slurmtrain sync' finds out, and submits it if not"
+            f"it is unknown whether Slurm accepted the job ({problem}): 'slurmtrain sync' finds out, and submits it "
+            "if not"
         )
     if failure == "failed":
         raise LaunchError(f"the job could not be submitted: sbatch was not called ({problem})")

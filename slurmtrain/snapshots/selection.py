@@ -39,7 +39,7 @@ IGNORE_FILE = ".slurmtrainignore"
 _MOST_FILES = 100_000
 _MOST_BESIDE = 10_000
 _SHOWN = 4
-_CURE = "set 'code: none' to run whatever is there when the job starts"
+_CURE = "set 'code: none' to run the code as it is when the job starts"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ def select_code(source: CodeSource, runs_root: Path) -> CodeSelection:
         before = len(paths)
         for match in matches:
             if os.path.isabs(match) or ".." in Path(match).parts:  # noqa: PTH117 (text)
-                raise UserError(f"'code.include': {match} is not in the repository {root}; use a path relative to that")
+                raise UserError(f"'code.include': {match} is not in the repository {root}; use a path relative to it")
             place, name = root / match, os.path.normpath(match)
             is_folder = place.is_dir() and not place.is_symlink()
             paths += [f"{name}/{inner}" for inner in list_folder(place, lambda _path: False)] if is_folder else [name]
@@ -109,9 +109,10 @@ def select_code(source: CodeSource, runs_root: Path) -> CodeSelection:
             sizes[f"{first}/" if rest else first] += status.st_size
         largest = ", ".join(f"{path} {_size(size)}" for path, size in sizes.most_common(_SHOWN))
         raise NoSnapshot(
-            f"the code in {root} takes {_size(total)}, and a snapshot at most {_size(code.max_size)} (code.max_size); "
-            f"the largest are {largest}: exclude what is no code ('code.exclude', or {IGNORE_FILE}), raise the limit, "
-            f"or {_CURE}"
+            f"the code in {root} takes {_size(total)}, but a snapshot may take at most {_size(code.max_size)} "
+            "(code.max_size); "
+            f"the largest are {largest}: exclude files that are not code ('code.exclude', or {IGNORE_FILE}), raise "
+            f"the limit, or {_CURE}"
         )
     return CodeSelection(root, files, _beside(root, files), notes, repositories)
 
@@ -142,11 +143,11 @@ def _list_code(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], Se
                 if listing.absent:
                     absent = ", ".join(listing.absent)
                     cure = f"('git submodule update --init' in {root})"
-                    notes.append(f"not initialised, so that runs lack their files: {absent} {cure}")
+                    notes.append(f"some submodules are not initialised, so runs will lack their files: {absent} {cure}")
                 return root, _outside_of(root, runs_root, paths), listing.repositories, notes
     except NoGit as error:
         if error.why:
-            notes.append(f"git cannot list the code ({error.why}); all files in {workdir} count as code")
+            notes.append(f"git cannot list the code ({error.why}), so all files in {workdir} count as code")
     if source.by_default and (why := why_no_project(workdir)):
         raise NoSnapshot(f"{workdir} {why}; set 'workdir' to the directory of the code")
     rules = [*RULES, *_pattern_lines(workdir / ".gitignore"), *code.exclude]
@@ -199,7 +200,7 @@ def _stat(root: Path, paths: Iterable[str]) -> Iterator[tuple[str, os.stat_resul
             yield path, status
         if number > _MOST_FILES:
             raise NoSnapshot(
-                f"the code in {root} consists of more than {_MOST_FILES} files; exclude what is no code "
+                f"the code in {root} consists of more than {_MOST_FILES} files; exclude files that are not code "
                 f"('code.exclude', or {IGNORE_FILE}), set 'workdir' to the directory of the code, or {_CURE}"
             )
 
@@ -220,8 +221,8 @@ def _beside(root: Path, files: Iterable[str]) -> dict[str, list[str]]:
         number += len(names)
         if number > _MOST_BESIDE:
             raise NoSnapshot(
-                f"there are {len(names)} files beside the code in {root / directory}, and a run can have links to "
-                f"{_MOST_BESIDE}; move them to a directory of their own, or {_CURE}"
+                f"there are {len(names)} files beside the code in {root / directory}, but a run can have links to at "
+                f"most {_MOST_BESIDE}; move them to a directory of their own, or {_CURE}"
             )
         if names:
             beside[directory] = names
@@ -372,8 +373,8 @@ def _list_tree(root: Path, prefix: bytes, listing: Listing) -> None:
         paths = sorted({os.fsdecode(path) for path in conflicts})
         more = f" and {len(paths) - _SHOWN_CONFLICTS} more" if len(paths) > _SHOWN_CONFLICTS else ""
         raise UserError(
-            f"{', '.join(paths[:_SHOWN_CONFLICTS])}{more} in the repository {root} have conflicts of a merge; resolve "
-            "them, or set 'code: none' to run whatever is there when the job starts"
+            f"{', '.join(paths[:_SHOWN_CONFLICTS])}{more} in the repository {root} have merge conflicts; resolve "
+            "them, or set 'code: none' to run the code as it is when the job starts"
         )
     nested: list[bytes] = []
     for path in _git_lines(root, "ls-files", "-o", "--exclude-standard", "-z"):

@@ -93,7 +93,7 @@ class _Layers:
             return []
         listed = names if isinstance(names, list) else [names]
         if not all(isinstance(name, str) and name.strip() and "\0" not in name for name in listed):
-            why = f"expected the path of a YAML file, or a list of such, found {names!r}"
+            why = f"expected the path of a YAML file, or a list of paths, found {names!r}"
             self.mistakes.append(Mistake(document.place_of((KEY,)), KEY, why))
             return []
         return listed

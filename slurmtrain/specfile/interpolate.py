@@ -126,7 +126,7 @@ class _Resolver:
         try:
             # "???" is omegaconf's own mark for a value that must be given.
             if OmegaConf.is_missing(node, key):
-                self._report(at, "'???' marks a value that must be given; give it here or as key=value")
+                self._report(at, "'???' stands for a value that you must set; set it here or as key=value")
                 return None
             value = node[key]
             if isinstance(value, DictConfig):
@@ -145,8 +145,8 @@ class _Resolver:
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
         if variable := _NO_VARIABLE.search(message):
             return (
-                f"there is no variable {variable[1]} here; give a value for that: write ${{oc.env:{variable[1]},VALUE}}"
-                f", or, for its value in the job, let a shell read it: bash -c 'python train.py ${variable[1]}'"
+                f"the variable {variable[1]} is not set here; write a default, as in ${{oc.env:{variable[1]},VALUE}}, "
+                f"or, for its value in the job, let a shell read it: bash -c 'python train.py ${variable[1]}'"
             )
         missing = _MISSING.search(message)
         if missing is None:

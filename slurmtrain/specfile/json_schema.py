@@ -18,7 +18,7 @@ _URL = "https://json-schema.org/draft/2020-12/schema"
 _INTERPOLATION = {"type": "string", "pattern": r"\$\{|^\?\?\?$"}
 # Keys of a file that are no keys of a plan.
 _OF_FILES = {
-    "extends": {"type": ["string", "array"], "description": "Files whose keys this one takes over."},
+    "extends": {"type": ["string", "array"], "description": "Files to start from: this one inherits their keys."},
     "sweep": {"type": "object", "description": "Keys to vary, each with its values: a run for each combination."},
 }
 

@@ -272,7 +272,7 @@ def _find_warnings(runs: Sequence[PlannedRun], sweep: Sweep, inputs: SpecInputs)
                 warnings.add(
                     ("setup", str(index)),
                     f"this line seems to contain a secret ({secret}); it is recorded with the run, and Slurm keeps it "
-                    "in the batch script: put it under 'env', whose secret values are recorded nowhere",
+                    "in the batch script: put it under 'env', because secret values there are never recorded",
                 )
         warnings.add_all(find_oversights(run.plan.content))
         strategy, resources = run.plan.spec.strategy, run.plan.spec.resources
@@ -282,8 +282,8 @@ def _find_warnings(runs: Sequence[PlannedRun], sweep: Sweep, inputs: SpecInputs)
         if is_exposed(override.path, override.value):
             warnings.add(
                 override.path,
-                "every user of this machine can read command lines; set it in the environment, and name it in the spec "
-                "as in 'env: {API_TOKEN: ${oc.env:API_TOKEN}}'",
+                "every user of this machine can read command lines; set it in the environment and refer to it in the "
+                "spec, as in 'env: {API_TOKEN: ${oc.env:API_TOKEN}}'",
             )
     return tuple(warnings.sorted())
 
@@ -323,13 +323,13 @@ def replan(
     names = {each.name for each in dependencies_of(plan.spec)}
     other = next((each for each in references_of(later) if each.run not in names), None)
     if later.name != plan.spec.name:
-        key, why = "name", "a run keeps its name"
+        key, why = "name", "the name of a run cannot be changed"
     elif later.after != plan.spec.after:
-        key, why = "after", "a run starts after the runs that it was submitted with"
+        key, why = "after", "the runs that a run starts after cannot be changed"
     elif other is not None:
-        why = f"{other}: a run refers to runs that it was submitted to start after"
+        why = f"{other}: a run can only refer to runs that it was submitted to start after"
     elif names_start:
-        key, why = "start_from", "a run has begun with the checkpoint that it was submitted with"
+        key, why = "start_from", "the checkpoint that a run began with cannot be changed"
     if why and not renames:
         raise SpecError([Mistake("command line", key, f"{why}; submit a new run instead")])
     # If planned from the old workdir, a relative one would be applied twice; only an override changes it.
@@ -361,10 +361,10 @@ def _plan_all(
             check_name(default_name)
         except ValueError as error:
             data["name"] = "unnamed"
-            mistakes.add(("name",), f"the run cannot be named after the file ({error}); set 'name'")
+            mistakes.add(("name",), f"the file's name cannot be the name of the run ({error}); set 'name'")
     for key in sweep.search.space if sweep.search is not None else ():
         if recorded_value(key, None) is not None:
-            mistakes.add(("sweep", key), "the values of a search are recorded, and secrets must not be")
+            mistakes.add(("sweep", key), "the values of a search are recorded, so they must not contain secrets")
     # After a mistake one run is enough to find the mistakes in the rest of the spec.
     points = [sweep.first()] if mistakes else sweep.expand()
     varying = varying_keys(points)
@@ -376,7 +376,7 @@ def _plan_all(
         run_overrides = [*overrides, *(override_for_value(key, value) for key, value in values.items())]
         template = apply_overrides(run_overrides, data)
         if "name" not in template:
-            mistakes.add(("name",), "a spec that is not a file needs a name")
+            mistakes.add(("name",), "a spec that does not come from a file needs a 'name'")
         planned = _plan_one(template, run_overrides, mistakes, machine, interpolator)
         if planned is not None:
             varies = {key: recorded_value(key, values[key]) for key in varying if key in values}
@@ -429,7 +429,10 @@ def _check_together(runs: Sequence[PlannedRun], sweep: Sweep, mistakes: Mistakes
             mistakes.add(("sweep", "pack"), problem)
     if any(is_singleton(run.plan.spec.slurm) for run in runs):
         if pack is not None:
-            mistakes.add(("sweep", "pack"), "runs that share a job run at once: not with 'slurm.dependency: singleton'")
+            mistakes.add(
+                ("sweep", "pack"),
+                "runs that share a job run at the same time, so 'slurm.dependency: singleton' is not possible",
+            )
         if sweep.search is not None and sweep.search.parallel > 1:
             mistakes.add(("sweep",), "with 'slurm.dependency: singleton' write 'parallel: 1'")
 
@@ -490,8 +493,8 @@ def _command_mistakes(spec: Spec, template: Mapping[str, Any]) -> Iterator[str]:
     launcher = spec.launcher or choose_launcher(spec.command)
     if spec.resources.bind and launcher != RANKS:
         yield (
-            "it starts its ranks itself, and 'resources.bind' is for those that slurmtrain starts: leave that out, or "
-            "set 'launcher: ranks'"
+            "this launcher starts its ranks itself, and 'resources.bind' only affects ranks that slurmtrain starts: "
+            "leave that out, or set 'launcher: ranks'"
         )
     ranks = spec.resources.resolved().most_ranks
     yield from find_contradictions(spec.command, launcher, ranks)

@@ -178,7 +178,7 @@ def _problem_of_several(path: KeyPath, value: str, key: str, raw: str, data: Map
         ways.append(f"for a list: '{key}=[{raw}]'")
     if path not in SCHEMA:
         ways.append(f"""for the text: {key}="'{raw}'\"""")
-    return f"{raw} is text, where the spec has one value; {'; '.join(ways)}"
+    return f"the spec has a single value here, and {raw} could be several; {'; '.join(ways)}"
 
 
 def whole_value(override: Override) -> tuple[KeyPath, Any]:

@@ -214,7 +214,7 @@ def check_is_spec(path: Path, text: str) -> None:
         raise PathError(f"{path} is a script; a spec is a YAML file with a line such as {command}")
     spec = path.with_suffix(".yaml")
     raise PathError(
-        f"{path} is a batch script of sbatch; a spec is a YAML file: write this into {spec}, and see its effect with "
+        f"{path} is a batch script for sbatch; a spec is a YAML file: write this into {spec}, and check it with "
         f"'slurmtrain render {spec}':\n\n{_as_spec(text, str(path))}"
     )
 

@@ -109,13 +109,13 @@ def find_leaks(template: Mapping[str, Any], resolved: Mapping[str, Any]) -> Iter
             name = repeated[0]
             yield (
                 path,
-                f"this would record the value of env.{name}, which is a secret; let the script read it from there",
+                f"this would record the value of env.{name}, a secret; let the script read it from the environment",
             )
         elif path[0] not in _CHECKED and has_url_password(value):
             yield (
                 path,
-                "this would record the password in a URL; put the URL under 'env', whose secret values are recorded "
-                "nowhere, and let the script read it from there",
+                "this would record the password in a URL; put the URL under 'env', where secret values are never "
+                "recorded, and let the script read it from there",
             )
 
 
@@ -126,7 +126,7 @@ _LONGEST = 128 << 10
 _TOTAL = 1 << 20
 # A batch script has at most 4 MB (MaxScriptSize); journals and trackers repeat the parameters.
 _SETUP, _PARAMS = 1 << 20, 4 << 20
-_INSTEAD = "write it to a file, and name that file here"
+_INSTEAD = "write it to a file and name that file here"
 
 
 def excesses(spec: Spec) -> Iterator[tuple[KeyPath, str]]:

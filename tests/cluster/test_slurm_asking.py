@@ -215,7 +215,7 @@ def test_a_run_stays_what_it_was_while_slurm_does_not_answer(site: ClusterSite, 
         shown = site.call("status", run_id)
         assert "running" in shown.stdout
         assert "warning: squeue" in shown.stderr
-        assert "states are as they were last known" in shown.stderr
+        assert "these are the last known states" in shown.stderr
         site.wait_for_lines(run_id, len(site.printed(run_id)) + 10)
     finally:
         cluster.up()
@@ -247,7 +247,7 @@ def test_a_runs_root_that_nodes_cannot_see_is_reported(site: ClusterSite, cluste
         run_id = site.submit(site.steady(slurm={"nodelist": "node2"}))
         run = site.until_state(run_id, "failed", "lost", "cancelled", "completed")
         assert run["state"] == "failed"
-        assert f"cannot see or write to {site.runs / run_id}" in run["reason"]
+        assert f"cannot see {site.runs / run_id}" in run["reason"]
         assert run["reason"] in site.call("show", run_id).stdout
     finally:
         cluster.unhide(site.path, 2)

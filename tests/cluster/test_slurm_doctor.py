@@ -21,7 +21,7 @@ def test_a_real_site_is_read_by_an_ordinary_user(site: ClusterSite) -> None:
     spec = site.light(slurm={"partition": "spot-cancel"})
     assert "partition spot-cancel\n" in site.call("doctor", str(spec)).stdout
     refused = site.call("doctor", str(spec), "slurm.partition=sopt", code=1)
-    assert "fail no partition can run it: slurm.partition: there is no partition 'sopt'" in refused.stdout
+    assert "fail it cannot run on any partition: slurm.partition: there is no partition 'sopt'" in refused.stdout
 
 
 def test_a_run_that_failed_on_a_node_is_explained(site: ClusterSite) -> None:

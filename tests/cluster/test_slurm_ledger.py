@@ -211,7 +211,7 @@ def test_a_run_is_put_back_by_its_agent_and_its_node_is_left_out_until_it_is_for
     recorder = Recorder(site)
     completed = site.call("submit", str(spec), "--executor", "slurm", env=recorder.environment)
     assert recorder.since() == {"scontrol": 1, "sinfo": 1, "sbatch": 1}
-    assert "left out, because a preflight failed there: node1 (clock: " in completed.stderr
+    assert "excluded, because a preflight failed there: node1 (clock: " in completed.stderr
     second = completed.stdout.strip()
     assert site.show(second)["attempts"][0]["without"] == ["node1"]
     assert field(cluster, site.job(second), "ExcNodeList") == "node1"
@@ -219,10 +219,10 @@ def test_a_run_is_put_back_by_its_agent_and_its_node_is_left_out_until_it_is_for
     wide = site.spec("wide", **{**TINY, "resources": {"nodes": NODES, "procs_per_node": 1, "time": "00:10:00"}})
     completed = site.call("submit", str(wide), "--executor", "slurm")
     assert "node1 is in the node ledger (clock: " in completed.stderr
-    assert f"({NODES} nodes are needed and {NODES - 1} would be left): it is used" in completed.stderr
+    assert f"({NODES} nodes are needed and {NODES - 1} would be left)" in completed.stderr
 
     completed = site.call("nodes", "forgive", "node2", code=2)
-    assert "the node ledger does not hold node2; it holds node1" in completed.stderr
+    assert "the node ledger does not list node2; it lists node1" in completed.stderr
     site.call("nodes", "forgive", "node1")
     site.call("registry", "rebuild")
     assert site.json("nodes")["nodes"] == []

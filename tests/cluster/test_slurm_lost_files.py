@@ -28,7 +28,7 @@ def test_cancelling_a_run_whose_directory_was_deleted_ends_its_job(site: Cluster
     assert (run["id"], run["state"]) == (run_ids[1], "cancelled")
     assert cluster.jobs() == {}
     again = site.call("cancel", run_ids[1], code=2)
-    assert f"there is no run '{run_ids[1]}' here, and no job or process of it" in again.stderr
+    assert f"there is no run '{run_ids[1]}' here, and it has no job or process" in again.stderr
 
 
 def test_the_job_of_a_run_whose_directory_was_deleted_while_it_trains_ends_by_itself(

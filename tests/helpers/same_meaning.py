@@ -107,7 +107,7 @@ def check_ranks(site: Site, executor: str, **keys: Any) -> None:
         (facts["env"]["RANK"], key) for facts in ranks for key, holds in ROWS.items() if not holds(facts, site, run_id)
     ]
     assert (len(ranks), wrong) == (4, []), (wrong, ranks[:1])
-    assert f"python is {copy_of(site, run_id)}/bin/python, as 'setup' makes it" in site.call("show", run_id).stdout
+    assert f"'setup' makes python {copy_of(site, run_id)}/bin/python" in site.call("show", run_id).stdout
     background = int((copy_of(site, run_id) / "background.pid").read_text())
     until(lambda: not psutil.pid_exists(background), "the end of what setup left running")
 

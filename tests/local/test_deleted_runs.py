@@ -44,7 +44,7 @@ def test_a_deleted_run_that_the_registry_does_not_know_is_cancelled_by_its_id(si
     assert (run["id"], run["state"]) == (run_id, "cancelled")
     assert site.processes(run_id) == []
     again = site.call("cancel", run_id, code=2, env=without_slurm(site))
-    assert f"there is no run '{run_id}' here, and no job or process of it" in again.stderr
+    assert f"there is no run '{run_id}' here, and it has no job or process" in again.stderr
 
 
 def test_on_a_full_disk_a_run_is_cancelled_by_name_and_the_warning_says_what_is_not_recorded(
@@ -56,7 +56,8 @@ def test_on_a_full_disk_a_run_is_cancelled_by_name_and_the_warning_says_what_is_
         disk.leave(0)
         cancelled = site.call("cancel", "steady")
         assert (
-            f"run {run_id} is cancelled: its job was ended; that cannot be recorded (no space left" in cancelled.stderr
+            f"run {run_id} is cancelled: its job was ended; the cancellation could not be recorded (no space left"
+            in cancelled.stderr
         )
         assert site.processes(run_id) == []
         disk.free()

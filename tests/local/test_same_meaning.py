@@ -25,7 +25,7 @@ def test_a_line_of_setup_that_fails_ends_the_attempt_and_is_said(site: Site) -> 
 
 def test_setup_that_bash_cannot_read_is_refused_with_its_line(site: Site) -> None:
     refused = site.call("submit", str(site.steady(setup=["echo a", "if true; then"])), "--executor", "local", code=2)
-    assert "setup: bash cannot read line" in refused.stderr
+    assert "setup: bash cannot parse line" in refused.stderr
     assert not list(site.runs.glob("*/plan.json"))
 
 

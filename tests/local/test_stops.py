@@ -187,7 +187,7 @@ def test_what_a_killed_agent_has_left_behind_is_ended_before_the_run_trains_agai
 def test_sync_ends_what_a_killed_agent_has_left_behind_even_if_the_run_is_not_started_again(site: Site) -> None:
     run_id, script = orphaned(site, enabled=False)
     synced = site.call("sync")
-    assert f"run {run_id}: killed what its last attempt had left running: " in synced.stderr
+    assert f"run {run_id}: killed processes that its last attempt had left running: " in synced.stderr
     assert f"(pid {script})" in synced.stderr
     assert not lives(script)
     assert site.status(run_id)["state"] == "lost"

@@ -131,7 +131,7 @@ def test_the_runs_of_an_experiment_are_shown_and_the_server_dies_with_the_comman
     assert refused in (None, "403")
     # A server that runs already is not started: it has the run of the other runs root, too.
     assert page_there.startswith(f"{address.partition('?')[0]}/")
-    assert f"port {port} is not available, {following} is used instead\n" in errors
+    assert f"port {port} is not available; using {following} instead\n" in errors
 
 
 def test_a_run_has_its_own_page_an_ssh_session_gets_the_line_for_a_tunnel_and_ctrl_c_is_no_error(site: Site) -> None:

@@ -229,7 +229,7 @@ def accounting_findings(cluster: Cluster, qos: Mapping[str, Qos] | None) -> Iter
     """What the lack of accounting hides; ``qos`` is None if it does not answer. And settings that need no action."""
     if not cluster.accounting:
         age = format_span(cluster.min_job_age_s)
-        text = f"this site keeps no accounting: Slurm forgets why a job ended {age} afterwards (MinJobAge)"
+        text = f"this cluster has no accounting: Slurm forgets why a job ended {age} afterwards (MinJobAge)"
         fix = "run `slurmtrain watch`, which queries Slurm in time; an administrator may set up slurmdbd"
         yield SiteFinding("warn", "AccountingStorageType", text, fix)
     elif qos is None:

@@ -129,8 +129,8 @@ def put_side_by_side(
     """
     records = select_runs(workspace, runs, question).runs
     if len(records) < 2:
-        instead = f"this is {records[0]['id']} alone" if records else "no run meets the conditions"
-        raise UserError(f"a comparison takes at least two runs, and {instead}")
+        instead = f"there is only {records[0]['id']}" if records else "no run meets the conditions"
+        raise UserError(f"a comparison needs at least two runs, and {instead}")
     names = names_in(record["metrics"] for record in records)
     telling = [name for name in names if is_larger_better(name) is not None] or names
     chosen = [name.removeprefix(_METRICS) for name in metrics] or telling[:_MOST_METRICS]

@@ -161,7 +161,7 @@ def _code_difference(
             files = compare_manifests(*manifests)
             text = differing_lines(directory, first.hash, second.hash, files) if lines else ()
         except PathError as error:
-            return difference(same=False, why=f"how they differ is not known: {str(error).partition('; ')[0]}")
+            return difference(same=False, why=f"how they differ is unknown: {str(error).partition('; ')[0]}")
         return difference(same=False, files=files, lines=text)
     if first is None and second is None and all(revisions):
         differences = [workspace.root.run(run.id).code_difference for run in runs]
@@ -169,8 +169,8 @@ def _code_difference(
         texts = [path.read_bytes() if path.is_file() else b"" for path in differences]
         if revisions[0] != revisions[1] or texts[0] != texts[1]:
             return difference(same=False, why="they have no snapshots, only these revisions")
-        return difference(same=True, why="as far as git knows: they have no snapshots")
-    return difference(same=None, why="not both have a snapshot, or a revision")
+        return difference(same=True, why="as far as git can tell: they have no snapshots")
+    return difference(same=None, why="at least one has neither a snapshot nor a revision")
 
 
 def _snapshot(workspace: Workspace, run: Run, notes: list[str]) -> CodeSnapshot | None:
@@ -199,11 +199,11 @@ def differing_lines(run: RunDir, earlier: str, later: str, difference: Differenc
     for path in sorted({*before, *after}):
         old, new = before.get(path, []), after.get(path, [])
         if old is None or new is None:
-            lines.append(f"{path} differs: it is no text, or larger than 1 MiB")
+            lines.append(f"{path} differs: it is not text, or larger than 1 MiB")
         else:
             lines += difflib.unified_diff(old, new, f"a/{path}", f"b/{path}", lineterm="")
         if len(lines) > _MOST_LINES:
-            return [*lines[:_MOST_LINES], f"(and more: these are the first {_MOST_LINES} lines)"]
+            return [*lines[:_MOST_LINES], f"(and more; these are the first {_MOST_LINES} lines)"]
     return lines
 
 
@@ -304,7 +304,7 @@ def _checkpoints(workspace: Workspace, runs: tuple[Run, Run]) -> CheckpointEqual
         for run, of_run in zip(runs, paths, strict=True):
             own = [str(step) for step in of_run if step is not None]
             has.append(f"run {run.id} has " + (f"steps {', '.join(own[:5])}" if own else "none"))
-        return CheckpointEquality(None, why=f"they have no checkpoint of the same step now: {', '.join(has)}")
+        return CheckpointEquality(None, why=f"they have no checkpoint of the same step: {', '.join(has)}")
     step = max(steps)
     try:
         first, second = (read_manifest(of_run[step]) for of_run in paths)
@@ -312,5 +312,5 @@ def _checkpoints(workspace: Workspace, runs: tuple[Run, Run]) -> CheckpointEqual
         return CheckpointEquality(None, step, str(error))
     if first.world_size != second.world_size:
         sizes = f"{first.world_size} and {second.world_size}"
-        return CheckpointEquality(None, step, f"ranks store their parts, and they were saved by {sizes} ranks")
+        return CheckpointEquality(None, step, f"each rank stores its part, and they were saved by {sizes} ranks")
     return CheckpointEquality(first.files == second.files, step)

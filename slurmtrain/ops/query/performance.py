@@ -35,11 +35,11 @@ _GPU_MEMORY = re.compile(r"gpu_\d+_memory_usage_megabytes")
 _CPU_USE = "cpu_utilization_percentage"
 # Why a column has no value for some runs.
 _REASONS = {
-    "steps_per_second": "it takes two finished steps that a session, slurmtrain.progress() or tracking.metrics reports",
-    "samples_per_second": "run.loader() and run.share() count samples",
-    "epoch_seconds": "the samples of an epoch are known from run.loader() alone",
-    "memory_bytes": "ranks note it as they end, if they have a session or call slurmtrain.progress()",
-    "utilization": "nodes note it every 15 s while they train, unless tracking.system_metrics is false",
+    "steps_per_second": "it needs two finished steps, reported by a session, slurmtrain.progress() or tracking.metrics",
+    "samples_per_second": "only run.loader() and run.share() count samples",
+    "epoch_seconds": "only run.loader() knows the samples of an epoch",
+    "memory_bytes": "ranks record it when they end, if they have a session or call slurmtrain.progress()",
+    "utilization": "nodes record it every 15 s while they train, unless tracking.system_metrics is false",
 }
 
 

@@ -141,7 +141,7 @@ class SearchSummary:
         states = ", ".join(f"{self.states[state]} {state}" for state in _STATES if self.states.get(state))
         text = f"search {self.sweep}: {sum(self.states.values())} of {self.trials} trials: {states}"
         if self.best is None:
-            return f"{text}; none has a value of {self.metric} yet"
+            return f"{text}; none has logged {self.metric} yet"
         values = ", ".join(f"{key}={value}" for key, value in self.best.trial.values.items())
         return f"{text}; best {self.metric} {self.best.trial.value:.6g} of run {self.best.run.id} with {values}"
 

@@ -212,7 +212,7 @@ def refuse_others(workspace: Workspace, runs: ListedRuns, names: Sequence[str]) 
     # This user's registry knows nothing of others' runs: only their directories say whose an id is.
     for name in names:
         for place in _places_of(workspace, name) if is_run_id(name) and name not in runs.named([name]) else ():
-            raise RunNotFound(f"there is no run {name!r} of yours: it is a run of {place}'s")
+            raise RunNotFound(f"run {name!r} is not yours: it belongs to {place}")
 
 
 def _places_of(workspace: Workspace, run_id: str) -> Iterator[str]:

@@ -89,8 +89,8 @@ def forgive(workspace: Workspace, names: Sequence[str]) -> list[str]:
         raise UserError(str(error)) from error
     unknown = [host for host in hosts if host not in active]
     if unknown:
-        held = f"it holds {', '.join(sorted(active))}" if active else "it is empty"
-        raise UserError(f"the node ledger does not hold {', '.join(unknown)}; {held}")
+        held = f"it lists {', '.join(sorted(active))}" if active else "it is empty"
+        raise UserError(f"the node ledger does not list {', '.join(unknown)}; {held}")
     entries, pardons = _ledger_entries(workspace), _pardons(workspace)
     make_directory(workspace.root.nodes)
     try:
@@ -133,22 +133,22 @@ def exclusions(workspace: Workspace, plan: Plan, must: Sequence[str], *, slurm: 
         # A preflight of this run has failed on these nodes: without the exclusion, it could get them again.
         if must:
             raise LaunchError(f"Slurm does not answer; try again later ({error})") from error
-        return Exclusions(notes=[f"{error}; nodes that failed a preflight are not left out"])
+        return Exclusions(notes=[f"{error}; nodes that failed a preflight may be used"])
     choice = choose_nodes(plan, partitions, nodes, [*must, *against])
     if not choice.is_decidable:  # the job itself has already asked Slurm whether it can do without these nodes
         return Exclusions(tuple(must), _notes([], against, choice.needed))
     lacking = [host for host in must if host in choice.needed]
     if lacking:
-        raise RequestRefused(f"{', '.join(lacking)} cannot be left out: {choice.needed[lacking[0]]}")
+        raise RequestRefused(f"{', '.join(lacking)} cannot be excluded: {choice.needed[lacking[0]]}")
     return Exclusions(tuple(choice.excluded), _notes(choice.excluded, against, choice.needed))
 
 
 def _notes(left_out: Iterable[str], against: Mapping[str, LedgerEntry], needed: Mapping[str, str]) -> list[str]:
     without = [f"{host} ({_describe_finding(against[host])})" for host in left_out if host in against]
-    notes = [f"left out, because a preflight failed there: {', '.join(without)}; 'slurmtrain nodes' shows more"]
+    notes = [f"excluded, because a preflight failed there: {', '.join(without)}; 'slurmtrain nodes' shows more"]
     kept = [
-        f"{host} is in the node ledger ({_describe_finding(against[host])}), but the request cannot be met without it "
-        f"({why}): it is used"
+        f"{host} is in the node ledger ({_describe_finding(against[host])}), but is used, because the request cannot "
+        f"be met without it ({why})"
         for host, why in needed.items()
         if host in against
     ]

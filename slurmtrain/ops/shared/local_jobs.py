@@ -129,7 +129,7 @@ def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> str:
     if attempt is None or attempt.ended:
         return ""
     place = directory.attempt(attempt.job_id, attempt.restart)
-    reason = "its processes are gone and journaled no end: killed, or the machine went down"
+    reason = "its processes are gone without recording an end: they were killed, or the machine went down"
     if not attempt.hosts:
         line = last_error_line(directory.submission(attempt.submission).controller_log)
         reason = "its job ended before it began" + (f": {line}" if line else "")
@@ -148,8 +148,8 @@ def note_gone(workspace: Workspace, directory: RunDir, run: Run) -> str:
             )
     except OSError as error:
         return (
-            f"its processes are gone, and its end cannot be noted in {directory.path}: {describe_os_error(error)}; "
-            "put that right, and look again"
+            f"its processes are gone, but its end cannot be recorded in {directory.path}: {describe_os_error(error)}; "
+            "fix that, and look again"
         )
     return ""
 

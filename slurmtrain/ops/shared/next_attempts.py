@@ -137,8 +137,8 @@ def secret_values(plan: Plan, overrides: Mapping[str, str]) -> dict[str, str]:
     missing = sorted(name for name, value in values.items() if value is None)
     if missing:
         raise UserError(
-            f"the values of {', '.join(missing)} are secret, so they were not recorded; set them in the "
-            "environment and try again"
+            f"the values of {', '.join(missing)} are secret and were not recorded; set them in the environment and "
+            "try again"
         )
     return {name: value for name, value in values.items() if value is not None}
 

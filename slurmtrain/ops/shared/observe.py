@@ -256,7 +256,7 @@ def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:
     observe(workspace, [run_id], ask_slurm=ask_slurm)
     run = workspace.store.load(run_id)
     if run is None:
-        raise RunUnreadable(f"run {run_id} is not there any more")
+        raise RunUnreadable(f"run {run_id} no longer exists")
     check_readable(run)
     return run
 
@@ -264,7 +264,7 @@ def observe_run(workspace: Workspace, run_id: str, *, ask_slurm: bool) -> Run:
 def check_readable(run: Run) -> None:
     """Raise RunUnreadable if nothing may be done with a run, since its journals cannot be read."""
     if run.unreadable:
-        raise RunUnreadable(f"run {run.id} is unreadable: {run.reason}; put that right, and try again")
+        raise RunUnreadable(f"run {run.id} is unreadable: {run.reason}; fix that, and try again")
 
 
 def _complete(listed: Listed, live: Live | None, unnoted: str | None, has_directory: bool) -> Listed:

@@ -59,7 +59,7 @@ def refuse_external(directory: RunDir, run: Run, why: str) -> None:
         return  # its plan is gone, but what is on disk can still be handled
     if pattern is not None:
         raise NotAvailable(
-            f"the script of run {run.id} brings its own checkpoints ('checkpoint.glob: {pattern}'): {why}"
+            f"the script of run {run.id} writes its own checkpoints ('checkpoint.glob: {pattern}'): {why}"
         )
 
 

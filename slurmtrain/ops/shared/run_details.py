@@ -333,9 +333,9 @@ def describe_changes(workspace: Workspace, run: Run) -> dict[int, list[str]]:
         first = first or environment
         changes = compare_environments(first, environment)
         interpreter = next(iter(by_node.values())).interpreter
-        of_setup = [f"python is {interpreter}, as 'setup' makes it"] if interpreter else []
+        of_setup = [f"'setup' makes python {interpreter}"] if interpreter else []
         parts = [
-            f"other {kind} than the first attempt: {changes_in_words(of_kind)}" for kind, of_kind in changes.items()
+            f"{kind} differ from the first attempt: {changes_in_words(of_kind)}" for kind, of_kind in changes.items()
         ]
         lines[number] = [*of_setup, *parts]
         [(first_node, noted), *others] = by_node.items()
@@ -343,7 +343,7 @@ def describe_changes(workspace: Workspace, run: Run) -> dict[int, list[str]]:
             own = _read_packages(directory, note.software) if note.software != noted.software else None
             if own and environment.software:
                 differ = changes_in_words(package_changes(environment.software, own))
-                lines[number].append(f"other packages on node {node} than on node {first_node}: {differ}")
+                lines[number].append(f"packages on node {node} differ from node {first_node}: {differ}")
     # What nodes ran beside their ranks, and failed.
     numbers = {attempt.key: attempt.number for attempt in run.attempts}
     for event in workspace.store.events(run.id, HelperFailed):

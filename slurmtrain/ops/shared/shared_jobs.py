@@ -159,8 +159,8 @@ def describe_excess(limit: int | None, sizes: Sequence[int], pack: Pack | None =
     if limit is None or least <= limit:
         return []
     return [
-        f"up to {least} runs may run at once, and not {limit}: they are {len(sizes)} jobs and job arrays, as they "
-        "request different resources or are too many for one, and Slurm limits each array by itself"
+        f"up to {least} runs may run at once instead of {limit}: they need {len(sizes)} jobs and job arrays, because "
+        "they request different resources or are too many for one, and Slurm limits each array separately"
     ]
 
 

@@ -95,7 +95,7 @@ def live_jobs(workspace: Workspace, run_id: str, run: Run | None) -> list[str]:
     """
     queue = workspace.scheduler.queue()
     if not queue.answered:
-        raise SlurmDown(f"{queue.problem}; the job of run {run_id} may still run; try again later")
+        raise SlurmDown(f"{queue.problem}; the job of run {run_id} may still be running; try again later")
     own = {attempt.job_id for attempt in run.attempts} if run else set()
     prefix = f"{workspace.root.run(run_id).submissions}/"
     for array_id, job_id in job_arrays(queue.jobs).items():
@@ -125,10 +125,12 @@ def look_at_slurm(workspace: Workspace, runs: Mapping[RunDir, Run]) -> SlurmLook
         asked_at = time.time()
         queue = workspace.scheduler.queue()
         if not queue.answered:
-            look.problems.append(f"{queue.problem}; states are as they were last known")
+            look.problems.append(f"{queue.problem}; these are the last known states")
         accounting = _accounting(workspace, open_runs, queue, orphans)
         if accounting is not None and not accounting.answered:
-            look.problems.append(f"{accounting.problem}; runs whose jobs have ended may be shown as they were before")
+            look.problems.append(
+                f"{accounting.problem}; runs whose jobs have ended may appear with their earlier state"
+            )
         # The answers are used while the locks of orphans are held: no submission can make them wrong.
         answers = _Answers(queue, accounting, asked_at)
         for directory, run in open_runs.items():
@@ -266,7 +268,7 @@ def _with_files(directory: RunDir, run: Run, observed: JobObserved) -> JobObserv
             logs = sorted(RunsRoot(directory.path.parent).array(element[0]).submitit.glob(pattern))
         silent = "its log is empty"
         if not logs:
-            silent = f"it left no log; perhaps the nodes {nodes} cannot see or write to {directory.path}"
+            silent = f"it left no log; perhaps nodes {nodes} cannot see {directory.path}, or not write to it"
         reason = next((line for log in logs if (line := last_error_line(log))), silent)
     checkpoints = checkpoints_on_disk(directory)
     return replace(observed, last_seen=last_written_at(place, attempt), checkpoints=checkpoints, reason=reason)
@@ -305,7 +307,7 @@ def live_of(job: Job) -> Live:
 
 _IN_WORDS = {
     "RUNNING": "Slurm has started it; it is being set up",
-    "CONFIGURING": "its nodes are being made ready",
-    "COMPLETING": "its last processes are ending",
+    "CONFIGURING": "its nodes are being prepared",
+    "COMPLETING": "its last processes are exiting",
     SUSPENDED: "Slurm has suspended it",
 }

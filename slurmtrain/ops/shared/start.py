@@ -278,7 +278,7 @@ class _Group:
             # One that shares its job is cancelled later, for the sake of the others.
             if self.pack is None and attempt.held.is_cancelled:
                 raise RunCancelled(
-                    f"run {attempt.run.id} was cancelled before this command had submitted its job; there is none"
+                    f"run {attempt.run.id} was cancelled before this command submitted its job; it has no job"
                 )
             if self.array is not None:
                 # Slurm writes the output of the job there.
@@ -397,8 +397,8 @@ class _Group:
             except OSError as error:
                 run, why = each.attempt.run, describe_os_error(error)
                 notes.append(
-                    f"run {run.id} was submitted as job {submitted.job_id}, but that cannot be written to "
-                    f"{run.journals} ({why}); the next command finds the job once it can"
+                    f"run {run.id} was submitted as job {submitted.job_id}, but that could not be written to "
+                    f"{run.journals} ({why}); the next command will find the job once it can be"
                 )
         # Its answers so far are from before these jobs.
         self.workspace.scheduler.forget()
@@ -485,7 +485,7 @@ def _claim(attempt: NewAttempt, submission: SubmissionDir) -> None:
             if all(attempt.submission != claim.get("submission") for attempt in read_run(submission.run).attempts):
                 lease.release_claim(after, by=_COMMANDS)
     if not lease.claim_restart(after, _COMMANDS, {"submission": submission.number}):
-        raise RunBusy(f"another command is just starting run {submission.run.id} again; try again in a moment")
+        raise RunBusy(f"another command is starting run {submission.run.id} right now; try again in a moment")
 
 
 def _release_claim(attempt: NewAttempt) -> None:

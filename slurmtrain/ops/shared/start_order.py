@@ -88,7 +88,7 @@ def claim_name(
         )
     # Whoever holds it may wait for the lock of a run that this command holds.
     if locks.enter_context(locked(workspace.root.name_lock(spec.name), wait=False)) is None:
-        raise RunBusy(f"another command is just starting a run of the name {spec.name}; try again in a moment")
+        raise RunBusy(f"another command is starting a run named {spec.name} right now; try again in a moment")
     active = active_namesakes(observe(workspace, ask_slurm=False).runs, spec.name)
     others = [each for each in active if each != run_id]
     if others:
@@ -114,8 +114,8 @@ def jobs_of_namesakes(workspace: Workspace, spec: Spec) -> list[str]:
     queue = workspace.scheduler.queue()
     if not queue.answered:
         raise LaunchError(
-            f"'slurm.dependency: singleton' waits for other jobs of the name {spec.name}, and Slurm does not say which "
-            f"there are: {queue.problem}; try again later"
+            f"'slurm.dependency: singleton' waits for other jobs named {spec.name}, and Slurm does not list them: "
+            f"{queue.problem}; try again later"
         )
     waits: dict[str, None] = {}
     for job in queue.jobs.values():
@@ -321,8 +321,8 @@ def _move(workspace: Workspace, run_ids: Sequence[str]) -> list[str]:
 def _describe_failure(run_ids: Sequence[str], error: SlurmtrainError) -> str:
     more = f" and {len(run_ids) - 1} more" if len(run_ids) > 1 else ""
     return (
-        f"the job of run {run_ids[0]}{more} could not be put behind the jobs of earlier runs ({error}): "
-        "if it starts too early, it goes back into the queue"
+        f"the job of run {run_ids[0]}{more} could not be made to wait for the jobs of earlier runs ({error}): if it "
+        "starts too early, it goes back into the queue"
     )
 
 

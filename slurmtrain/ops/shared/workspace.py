@@ -217,7 +217,7 @@ def _make_own_directory(shared_root: Path, own: Path) -> None:
         unborn.rename(own)
     except FileNotFoundError:
         raise PathError(
-            f"there is no {shared_root}, the root that a group is to share; docs/sharing.md says how to create it"
+            f"the shared runs root {shared_root} does not exist; docs/sharing.md says how to create it"
         ) from None
     except OSError as error:
         with contextlib.suppress(OSError):

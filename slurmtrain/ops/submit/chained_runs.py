@@ -160,8 +160,8 @@ class Chain:
         for sweep in filter(None, named):
             if (self._workspace.root.searches / f"{sweep}.json").exists():
                 raise UserError(
-                    f"{where}: {dependency.name!r} is a search that is not over, so it may ask for more runs; "
-                    f"'slurmtrain wait {sweep}' waits for all of them"
+                    f"{where}: search {dependency.name!r} has not ended and may still add runs; 'slurmtrain wait "
+                    f"{sweep}' waits for all of them"
                 )
         for run_id, listed in listed_runs.items():
             self._listed[run_id] = listed
@@ -202,8 +202,8 @@ class Chain:
             return f"{failure}; {again}, and 'afterany:{upstream.name}' accepts any end"
         if listed.row["executor"] != self._executor:
             return (
-                f"run {upstream} is on {listed.row['executor']}, and this one would be on {self._executor}; wait for "
-                f"it with 'slurmtrain wait {upstream.run}'"
+                f"run {upstream} is on {listed.row['executor']} and this one would be on {self._executor}, so it "
+                f"cannot start after it; wait for it with 'slurmtrain wait {upstream.run}'"
             )
         return ""
 
@@ -293,7 +293,8 @@ def with_start_points(workspace: Workspace, runs: Sequence[PlannedRun]) -> tuple
             # It is found once that run has ended.
             if request is not None and request.step == BEST:
                 raise UserError(
-                    f"'start_from: {request}' is not available for a run that has yet to end; name a step, or none"
+                    f"'start_from: {request}' is not available for a run that has not ended; name a step, or leave "
+                    "the step out"
                 )
             resolved.append(planned)
             continue
@@ -357,7 +358,10 @@ def find_start_point(workspace: Workspace, request: StartFromSpec) -> StartPoint
     own, step = find_own(directory, run), request.step if isinstance(request.step, int) else None
     if own is not None:
         if request.step == BEST:
-            raise UserError(f"'best' is unknown of the checkpoints that the script of run {run_id} writes; name a step")
+            raise UserError(
+                f"the script of run {run_id} writes its own checkpoints, so slurmtrain cannot tell which "
+                "is the best; name a step"
+            )
         chosen = next((each for each in choose_own(run, own, step, to="begin with") if each.complete), None)
         if chosen is None:
             raise NoCheckpoint(f"run {run_id} has no complete checkpoint to begin with")
@@ -368,8 +372,8 @@ def find_start_point(workspace: Workspace, request: StartFromSpec) -> StartPoint
         best = current_plan(directory, run).spec.checkpoint.keep.best
         if best is None:
             raise UserError(
-                f"run {run_id} does not say which checkpoint is its best: it has no 'checkpoint.keep.best'; name a "
-                f"step, 'slurmtrain checkpoints {run_id}' lists them"
+                f"run {run_id} has no 'checkpoint.keep.best', so its best checkpoint is unknown; name a step "
+                f"('slurmtrain checkpoints {run_id}' lists them)"
             )
         manifests = {path: read_manifest(path) for path in published}
         steps = best_steps([Saved(manifest.step, manifest.metrics) for manifest in manifests.values()], best)
@@ -384,18 +388,18 @@ def _check_formats(plan: Plan, point: StartPoint) -> None:
     checkpoint = plan.spec.checkpoint
     if point.of_script and checkpoint.glob is None:
         raise UserError(
-            f"{point.path} was written by a script, and only a script with 'checkpoint.glob' gets such a checkpoint, "
-            "as {resume_from}; name its path in a parameter instead"
+            f"{point.path} was written by a script, and slurmtrain passes such a checkpoint only to a script with "
+            f"'checkpoint.glob', as {{resume_from}}; name its path in a parameter instead"
         )
     if not point.of_script and checkpoint.glob is not None:
         raise UserError(
-            f"{point.path} can be read by slurmtrain.session() only, and this spec has 'checkpoint.glob'; "
-            "'slurmtrain export' writes its weights to a file, which a parameter can name"
+            f"only slurmtrain.session() can read {point.path}, and this spec has 'checkpoint.glob'; write its weights "
+            "to a file with 'slurmtrain export', and name that file in a parameter"
         )
     if point.of_script and point.start_from.load == WEIGHTS:
         raise NotAvailable(
             "'start_from.load: weights' is not available for checkpoints that a script writes: only the script knows "
-            "which of it are weights; name the path in a parameter instead"
+            "which parts are weights; name the path in a parameter instead"
         )
     if checkpoint.format == OWN:
         raise NotAvailable(

@@ -152,14 +152,14 @@ def with_code_of_now(workspace: Workspace, directory: RunDir, plan: Plan) -> tup
     no_code = {*_results_of(plan), *(str(Path(each).resolve()) for each in spec_files if each)}
     snapshot, notes = _take(workspace, _source(key, no_code), Path(plan.python))
     revision = describe_git(Path(plan.workdir))
-    now = f"the code of now, snapshot {snapshot.short_hash}{f' ({revision})' if revision else ''}"
+    now = f"the current code, snapshot {snapshot.short_hash}{f' ({revision})' if revision else ''}"
     if plan.code is None:
-        change = f"the run had no snapshot, and executes {now}"
+        change = f"the run had no snapshot; now it uses {now}"
     elif plan.code.hash == snapshot.hash:
         change = f"the code has not changed since snapshot {snapshot.short_hash}"
     else:
         since = f"since snapshot {plan.code.short_hash}"
-        change = f"{now}: what has changed {since} is not known, as that is missing or damaged"
+        change = f"{now}: changes {since} are unknown, because that snapshot is missing or damaged"
         with contextlib.suppress(PathError):
             before, after = (read_code_manifest(directory, each.hash) for each in (plan.code, snapshot))
             change = f"{now}: {compare_manifests(before, after).text} {since}"
@@ -181,7 +181,7 @@ def _live_paths(plan: Plan) -> Iterator[str]:
     if plan.code is None:
         return
     root = plan.code.root
-    live = f"names {root}, which it uses as it is by then, not as in the snapshot"
+    live = f"names {root}, and uses the files there when it runs, not the snapshot"
     for word in plan.words:
         if f"{root}/" in word and all(relative_to_root(path, root) is None for _, path in path_in_word(word)):
             yield f"{word!r} in the command {live}"

@@ -215,7 +215,7 @@ def _setup_problem(lines: str, key: str) -> str:
         return ""
     messages = [match.groups() for line in completed.stderr.splitlines() if (match := _SYNTAX.search(line))]
     number, message = messages[0] if messages else ("?", completed.stderr.strip())
-    return f"{key}: bash cannot read line {number}: {message}; mend it, the lines run as one script"
+    return f"{key}: bash cannot parse line {number}: {message}; the lines run as one script, so fix this one first"
 
 
 def note_script(plan: Plan, executor: str) -> list[str]:
@@ -225,7 +225,7 @@ def note_script(plan: Plan, executor: str) -> list[str]:
     problem = _no_module(script, missing) if script is not None and missing is not None else _program_problem(plan)
     unless = ["'setup' adds it" if plan.spec.setup else "", "the nodes have it" if executor == "slurm" else ""]
     fine = " or ".join(filter(None, unless))
-    return [f"{problem}; that is fine if {fine}" if fine else problem] if problem else []
+    return [f"{problem}; ignore this if {fine}" if fine else problem] if problem else []
 
 
 def _program_problem(plan: Plan) -> str:
@@ -348,9 +348,10 @@ def _no_module(script: Script, missing: ScriptImport) -> str:
         if script.python.path != sys.executable and importlib.util.find_spec(missing.package) is not None:
             cure = f"activate the environment of {sys.executable}, which has it"
     if script.module:
-        return f"{script.python.path} has no module {missing.package}, nor has {script.path}; {cure}"
+        return f"neither {script.python.path} nor {script.path} has a module {missing.package}; {cure}"
     return (
-        f"{script.path.name}, line {missing.line}, imports {missing.package}, which {script.python.path} lacks; {cure}"
+        f"{script.path.name}, line {missing.line}, imports {missing.package}, which is not installed for "
+        f"{script.python.path}; {cure}"
     )
 
 
@@ -377,8 +378,8 @@ def notes_on_shell(plan: Plan) -> Iterator[str]:
     line = reads_task_variables(text) if plan.spec.per_node else None
     if line is not None:
         yield (
-            f"{name}, line {line}, reads SLURM_PROCID, SLURM_LOCALID or SLURM_NTASKS, which a command that is started "
-            "once per node does not have: its node is SLURM_NODEID, of SLURM_NNODES"
+            f"{name}, line {line}, reads SLURM_PROCID, SLURM_LOCALID or SLURM_NTASKS, but a command that starts once "
+            "per node does not have these: its node is SLURM_NODEID, of SLURM_NNODES"
         )
 
 

@@ -96,7 +96,7 @@ def _submit_with_key(workspace: Workspace, specs: Sequence[SpecFile], executor: 
         # What a killed submission of these runs left undone.
         synced = sync(workspace, present, track=False)
         notes = [
-            f"the idempotency key was used before, for {name_runs(present)}",
+            f"the idempotency key was already used, for {name_runs(present)}",
             *synced.notes,
             *synced.problems,
             *synced.observed.problems,
@@ -221,7 +221,9 @@ def held_key(workspace: Workspace, key: str, plans: Sequence[str], executor: str
                     sweeps=tuple(str(sweep) if sweep else None for sweep in data.get("sweeps") or [data.get("sweep")]),
                 )
         except (KeyError, TypeError, ValueError) as error:
-            raise PathError(f"{path} is not a record of an idempotency key; remove it to use the key again") from error
+            raise PathError(
+                f"{path} is not a valid record of an idempotency key; remove it to use the key again"
+            ) from error
         if (tuple(record.plans), record.executor) != (new.plans, new.executor):
             submitted = f" (run {', '.join(record.runs)})" if record.runs else ""
             raise UserError(
@@ -332,11 +334,11 @@ def load_all(
         PathError: one cannot be read.
     """
     if len(sources) > 1 and sweep:
-        raise UserError("--sweep: with several specs, write the section 'sweep' into the one that it is for")
+        raise UserError("--sweep: with several specs, write a section 'sweep' into the spec that it is for")
     paths = [source for source in sources if isinstance(source, Path)]
     twice = next((path for index, path in enumerate(paths) if path.resolve() in map(Path.resolve, paths[:index])), None)
     if twice is not None:
-        raise UserError(f"{twice} is there twice; to submit it twice, call 'submit' twice")
+        raise UserError(f"{twice} is given twice; to submit it twice, call 'submit' twice")
     specs: list[SpecFile] = []
     mistakes: list[Mistake] = []
     for source in sources:

@@ -71,7 +71,7 @@ def notes_on_root(root: Path) -> list[str]:
     if not place:
         return []
     return [
-        f"the runs root {root} is on this machine's own {place}, which compute nodes usually do not see; choose a "
+        f"the runs root {root} is on this machine's own {place}, and compute nodes usually cannot see that; choose a "
         "shared directory with --runs or SLURMTRAIN_RUNS"
     ]
 
@@ -80,7 +80,7 @@ def notes_on_pack(pack: Pack | None, executor: str) -> list[str]:
     """A note if the runs of a sweep share no GPUs, though the spec says so: with the ``executor`` local."""
     if pack is None or not pack.share_gpu or executor != "local":
         return []
-    return ["'sweep.pack.share_gpu' is for jobs of Slurm: on this machine each run has GPUs of its own"]
+    return ["'sweep.pack.share_gpu' only affects Slurm jobs: on this machine each run has its own GPUs"]
 
 
 def notes_on_plans(plans: Sequence[Plan], executor: str, code_of_now: Sequence[Plan] | None = None) -> list[str]:
@@ -98,8 +98,8 @@ def notes_on_plans(plans: Sequence[Plan], executor: str, code_of_now: Sequence[P
         is_noted = script is not None and any(each.package in NEEDED for each in imports_of(script))
         if plan.words[0] == "python" and Path(plan.python).parent != Path(sys.executable).parent and not is_noted:
             notes.append(
-                f"'python' in the command is {plan.python}, the first on PATH; slurmtrain itself runs on "
-                f"{sys.executable}: activate that environment if the script needs what is installed there"
+                f"'python' in the command is {plan.python}, the first on PATH, but slurmtrain runs on "
+                f"{sys.executable}: activate that environment if the script needs packages from it"
             )
         if executor == "slurm":
             # sbatch refuses a slip itself, and at once; srun only in the job.
@@ -152,8 +152,8 @@ def _missing_files(plans: Sequence[Plan]) -> Iterator[str]:
     for missing in by_option.values():
         _, named, first = missing[0]
         more = len({path for _, _, path in missing}) - 1
-        likewise = f", nor {more} more like it" if more else ""
-        note = f"there is no {first}, which the command names ({named}){likewise}"
+        likewise = f", and {more} more like it" if more else ""
+        note = f"the command names a file that does not exist: {first} ({named}){likewise}"
         yield _of_runs(note, len({run for run, _, _ in missing}), len(plans))
 
 

@@ -298,11 +298,10 @@ def describe_failed_submission(
     """
     parts = [
         f"submitted: {name_runs(submitted)}" if submitted else "",
-        f"perhaps submitted: {name_runs(uncertain)} ('slurmtrain sync' finds out, and submits what was not)"
+        f"perhaps submitted: {name_runs(uncertain)} ('slurmtrain sync' finds out, and submits them if they were not)"
         if uncertain
         else "",
-        f"created, but not submitted, and not removable: {name_runs(without_job)} ('slurmtrain sync' submits what "
-        "is left of it)"
+        f"created, but neither submitted nor removed: {name_runs(without_job)} ('slurmtrain sync' submits them)"
         if without_job
         else "",
         f"not created: {removed} run(s)" if removed else "",

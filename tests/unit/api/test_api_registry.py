@@ -151,7 +151,7 @@ def test_mistakes_in_a_spec_are_all_named_and_nothing_is_created(registry: slurm
         "the call (resources.nods=1)",
     ]
     assert {mistake.where for mistake in caught.value.mistakes[:2]} == {"spec"}
-    with pytest.raises(SpecError, match="needs a name"):
+    with pytest.raises(SpecError, match="needs a 'name'"):
         registry.submit({"command": "python x.py"})
     assert len(registry.runs()) == 6
 

@@ -94,9 +94,9 @@ def test_a_bad_checkpoint_is_reported_with_the_step_that_a_run_continues_from(ru
     assert result.return_value == 1
     assert rows(result)[3][2] == "bad"
     assert str(path) in rows(result)[3][3]
-    assert result.stderr == "when it starts again, the run continues from step 20; what is newer is passed over\n"
+    assert result.stderr == "when it starts again, the run continues from step 20; newer ones are skipped\n"
     end_run(run)
-    expected = f"'slurmtrain resume {run.id}' continues from step 20; what is newer is passed over\n"
+    expected = f"'slurmtrain resume {run.id}' continues from step 20; newer ones are skipped\n"
     assert call(verify_command, run).stderr == expected
 
 
@@ -104,14 +104,15 @@ def test_older_bad_checkpoints_and_bad_ones_alone_get_different_advice(run: RunD
     cut(run, 10)
     assert call(verify_command, run).stderr.endswith("continues from step 30; the bad ones are older\n")
     cut(run, 20), cut(run, 30)
-    assert call(verify_command, run).stderr == f"none is good; 'slurmtrain resume --from-start {run.id}' begins again\n"
+    cure = f"'slurmtrain resume --from-start {run.id}' starts from the beginning"
+    assert call(verify_command, run).stderr == f"none is good; {cure}\n"
 
 
 def test_the_advice_on_one_checkpoint_says_nothing_of_others(run: RunDir) -> None:
     cut(run, 30)
     result = call(verify_command, run, "--step", "30", "--sizes")
     assert (result.return_value, len(rows(result))) == (1, 2)
-    expected = f"'slurmtrain resume {run.id}' passes it over; 'slurmtrain verify {run.id}' looks at the others\n"
+    expected = f"'slurmtrain resume {run.id}' skips it; 'slurmtrain verify {run.id}' checks the others\n"
     assert result.stderr == expected
 
 
@@ -248,10 +249,10 @@ def saved() -> Checkpoint:
 def test_a_checkpoint_that_was_asked_for_is_printed(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
     result = ask(trains, monkeypatch, RequestOutcome("saved", saved()))
     assert (result.return_value, result.stdout) == (0, f"{trains.checkpoints / 'step-31'}\n")
-    assert result.stderr == "step 31, 2.0 KiB; training stood still for 0.25 s\n"
+    assert result.stderr == "step 31, 2.0 KiB; training stalled for 0.25 s\n"
     result = ask(trains, monkeypatch, RequestOutcome("ended", saved(), "run X is cancelled"))
     assert result.return_value == 0
-    assert result.stderr.startswith("run X is cancelled; it saved before it left: step 31, ")
+    assert result.stderr.startswith("run X is cancelled; it saved before it ended: step 31, ")
 
 
 def test_checkpoint_prints_json(trains: RunDir, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -271,13 +272,13 @@ def test_checkpoint_prints_json(trains: RunDir, monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.parametrize(
     ("outcome", "code", "message"),
     [
-        (RequestOutcome("failed", None, "no space left"), 1, "could not save: no space left; it trains on"),
+        (RequestOutcome("failed", None, "no space left"), 1, "could not save: no space left; it keeps training"),
         (
             RequestOutcome("ended", None, "run X is failed: it broke"),
             1,
-            "run X is failed: it broke, and has saved nothing since",
+            "run X is failed: it broke without saving since",
         ),
-        (RequestOutcome("late"), 1, "has not saved within 600 s; it still does so at the end of a step"),
+        (RequestOutcome("late"), 1, "has not saved within 600 s; it will still do so at the end of a step"),
     ],
 )
 def test_what_keeps_a_run_from_saving_is_printed(
@@ -306,7 +307,7 @@ def test_after_ctrl_c_the_command_says_that_the_run_still_saves(
     arguments = (trains.id, "--runs", str(trains.path.parent))
     result = CliRunner().invoke(checkpoint_command, arguments, standalone_mode=False)
     assert isinstance(result.exception, click.Abort | KeyboardInterrupt | SystemExit)
-    assert "no longer waiting; the run still saves" in result.stderr
+    assert "stopped waiting; the run will still save" in result.stderr
 
 
 def test_a_run_that_does_not_train_is_not_asked(run: RunDir) -> None:

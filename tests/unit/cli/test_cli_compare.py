@@ -115,7 +115,7 @@ def test_performance_is_a_table_csv_and_json(root: Path, capsys: pytest.CaptureF
     header, *lines = out.splitlines()
     assert header.split()[:5] == ["ID", "NAME", "STATE", "NODES", "PROCS"]
     assert len(lines) == 6
-    assert "no steps per second for 6 of 6 runs: it takes two finished steps" in err
+    assert "no steps per second for 6 of 6 runs: it needs two finished steps" in err
     rows = list(csv.DictReader(io.StringIO(call(root, capsys, "compare", SWEEP, "--performance", "--csv")[1])))
     answer = json.loads(call(root, capsys, "compare", SWEEP, "--performance", "--baseline", "0000000002", "--json")[1])
     assert answer["baseline"] == "0000000002"

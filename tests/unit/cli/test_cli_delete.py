@@ -115,7 +115,7 @@ def test_a_run_that_one_which_has_not_ended_names_in_its_plan_stays(workspace: W
     plan.write_text(plan.read_text().replace("x.py", f"x.py --from runs/{A}/checkpoints/step-5"))
     error = call(workspace, delete_command, A, "-y").exception
     assert isinstance(error, RunBusy)
-    assert f"run {LIVE} (mlp), which has not ended, names run {A} in its plan" in str(error)
+    assert f"run {LIVE} (mlp) has not ended and may need the files of run {A}" in str(error)
     assert "deleted" in call(workspace, delete_command, B, "-y").stderr
 
 
@@ -123,7 +123,7 @@ def test_where_nobody_can_be_asked_it_needs_a_yes(workspace: Workspace) -> None:
     error = call(workspace, delete_command, A).exception
     assert isinstance(error, UserError)
     assert "the files of 1 run(s)" in str(error)
-    assert "needs -y; nothing was deleted" in str(error)
+    assert "nothing was deleted: without a terminal, confirm with -y" in str(error)
     assert "output.png" in files(workspace, A)
 
 
@@ -133,7 +133,7 @@ def test_a_deleted_run_is_neither_deleted_again_nor_resumed_and_its_logs_are_sai
     assert "step 5" in call(workspace, logs_command, A).stdout
     call(workspace, delete_command, SWEEP, "-y")
     before = files(workspace, A)
-    assert "deleted already" in call(workspace, delete_command, SWEEP, "-y").stderr
+    assert "are gone already" in call(workspace, delete_command, SWEEP, "-y").stderr
     assert files(workspace, A) == before
     assert str(call(workspace, logs_command, A).exception) == f"the logs of run {A} were deleted with its other files"
     for arguments in ((A, "params.steps=9"), (A, "--from-start")):

@@ -95,8 +95,8 @@ def test_what_could_not_be_asked_is_a_warning(slurm: SlurmCommands) -> None:
     slurm.replies("scontrol", config(AccountingStorageType="accounting_storage/none") + PARTITIONS)
     result = call("x.yaml")
     assert code(result) == 0
-    assert "warning: unknown: QOS and accounts: this site keeps no accounting" in result.stderr
-    assert "warn this site keeps no accounting" in result.output
+    assert "warning: unknown: QOS and accounts: this cluster has no accounting" in result.stderr
+    assert "warn this cluster has no accounting" in result.output
 
 
 def test_on_this_machine_there_is_nothing_to_ask() -> None:
@@ -128,9 +128,9 @@ def test_where_no_pattern_explains_it_what_the_script_raised_is_the_answer(run: 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["x.yaml", "--attempt", "1"], "--attempt belongs to a RUN"),
-        (["@last", "a=b"], "KEY=VALUE and --executor belong to a SPEC"),
-        (["@last", "--executor", "local"], "KEY=VALUE and --executor belong to a SPEC"),
+        (["x.yaml", "--attempt", "1"], "--attempt needs a RUN, not a SPEC"),
+        (["@last", "a=b"], "KEY=VALUE and --executor need a SPEC"),
+        (["@last", "--executor", "local"], "KEY=VALUE and --executor need a SPEC"),
         (["missing.yaml"], "there is no such file"),
         (["@last"], "there is no run '@last'"),
         (["@last", "--attempt", "0"], "x>=1"),

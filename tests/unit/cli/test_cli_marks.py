@@ -59,7 +59,7 @@ def test_the_tag_comes_after_any_number_of_runs_and_a_run_alone_prints_its_tags(
     [
         ((A, B), f"'{B}' is a run; the tag comes after the runs"),
         ((A, "@last"), "is a run; the tag comes after"),
-        ((A, "a b"), "'a b' cannot be a tag: it is a word"),
+        ((A, "a b"), "'a b' cannot be a tag: a tag is a word"),
         ((A, "goood", "--remove"), "has the tag 'goood', did you mean 'good'|has the tag 'goood'.*'good'"),
     ],
 )

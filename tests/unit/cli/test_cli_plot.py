@@ -218,7 +218,7 @@ def test_means_as_json_and_csv_have_the_spread_at_each_step(commands: Preloaded,
     ("words", "message"),
     [
         (("--over", "seeed"), "none of these runs has a field 'params.seeed'"),
-        (("--over", "seed", "--all"), "--all shows what single runs have trained again"),
+        (("--over", "seed", "--all"), "--all shows what single runs trained again"),
     ],
 )
 def test_means_that_cannot_be_drawn_are_mistakes(

@@ -69,7 +69,7 @@ def test_off_a_terminal_a_large_sweep_needs_yes(project: Path) -> None:
     assert refused.exception.exit_code == 2
     assert str(refused.exception) == (
         "this sweep is 4 runs, at most 24.0 GPU-hours and 6.0 node-hours per attempt: more than 10 GPU-hours "
-        "(sweep_confirm_gpu_hours); where there is no terminal to ask, that needs --yes; nothing was submitted"
+        "(sweep_confirm_gpu_hours); nothing was submitted: without a terminal, confirm with --yes"
     )
     assert not (project / "runs").exists()
 

@@ -45,7 +45,7 @@ def test_a_second_one_says_who_watches_and_exits_with_0(tmp_path: Path, options:
     with watch_lock(tmp_path / "runs" / ".watch.lock", 60):
         completed = call(*options, cwd=tmp_path)
     assert (completed.code, completed.stdout) == (0, "")
-    assert f"is watched already, by process {os.getpid()} on " in completed.stderr
+    assert f": process {os.getpid()} on " in completed.stderr
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 0), (signal.SIGINT, 130)])
@@ -65,7 +65,9 @@ def test_it_watches_until_it_is_asked_to_stop(tmp_path: Path, number: signal.Sig
         rest, errors = process.communicate(timeout=120)
     finally:
         process.kill()
-    assert [json.loads(line)["message"] for line in rest.splitlines()] == [f"stopped by {number.name}; runs go on"]
+    assert [json.loads(line)["message"] for line in rest.splitlines()] == [
+        f"stopped by {number.name}; the runs continue"
+    ]
     assert (process.returncode, errors) == (code, "")
 
 

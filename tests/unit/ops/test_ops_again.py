@@ -179,7 +179,7 @@ def test_a_claim_that_a_submission_came_of_refuses_another(workspace: Workspace,
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(starting, "_new_submission", late)
         [problem] = sync_again(workspace).problems
-    assert f"another command is just starting run {RUN_ID} again" in problem
+    assert f"another command is starting run {RUN_ID} right now" in problem
     assert slurm.calls("sbatch") == []
 
 
@@ -363,7 +363,7 @@ def test_a_local_run_of_another_machine_says_where_it_would_start_again(
     synced = sync_again(workspace)
     assert (synced.started, synced.problems, launched) == ([], [], [])
     assert synced.notes == [
-        f"run {RUN_ID} was interrupted on elsewhere: 'slurmtrain sync' starts it again there, and not here"
+        f"run {RUN_ID} was interrupted on elsewhere: call 'slurmtrain sync' there to start it again"
     ]
 
 

@@ -97,7 +97,7 @@ def test_a_run_that_was_cancelled_before_its_submission_is_not_submitted(
 ) -> None:
     meanwhile(monkeypatch, starting, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
     [run_id], notes, _ = submit(workspace, spec, executor="slurm")
-    assert f"run {run_id} was cancelled before this command had submitted its job; there is none" in notes
+    assert f"run {run_id} was cancelled before this command submitted its job; it has no job" in notes
     assert slurm.calls("sbatch") == []
     sync_again(workspace)
     assert load_run(workspace, run_id).state == "cancelled"
@@ -163,7 +163,7 @@ def test_a_start_that_submits_no_job_leaves_no_claim_that_would_refuse_the_next(
         assert "no space left" in sync_again(workspace).problems[0]
     assert lease.read_claim(claimed, by="submission") is None
     meanwhile(monkeypatch, starting, "_claim", lambda run: cancel_in_another_command(workspace, run.name))
-    assert "there is none" in sync_again(workspace).problems[0]
+    assert "it has no job" in sync_again(workspace).problems[0]
     assert lease.read_claim(claimed, by="submission") is None
     assert slurm.calls("sbatch") == []
 

@@ -120,7 +120,7 @@ def failed(run: RunDir, step: int, reason: str, **more: Any) -> None:
         pytest.param(
             lambda _: None,
             [lambda run, _: (start_again(run), saved(run, 5, attempt="1.1"))],
-            ("ended", None, "the attempt of run {id} that was asked has ended, and the run is running"),
+            ("ended", None, "the attempt of run {id} that was asked to save has ended, and the run is running"),
             id="the next attempt does not fulfil a request",
         ),
     ],
@@ -166,7 +166,7 @@ def test_waiting_ends_at_the_timeout(workspace: Workspace, trains: RunDir, monke
 
 
 def test_only_a_run_that_trains_is_asked(workspace: Workspace, ended: RunDir) -> None:
-    with pytest.raises(RunBusy, match=r"is failed, and only one that trains can save; its newest .* step 40$"):
+    with pytest.raises(RunBusy, match=r"is failed, and only a run that is training can save; its newest .* step 40$"):
         request_checkpoint(workspace, ended.id)
     assert not ended.request.exists()
     assert not list(ended.journals.glob("checkpoint-*"))
@@ -195,7 +195,7 @@ def test_a_script_that_names_nothing_to_save_is_not_asked(workspace: Workspace) 
     run = make_run(workspace.config.runs)
     write_rank_event(run, "session", step=0)
     write_rank_event(run, "total", total_steps=5)
-    with pytest.raises(NotAvailable, match=r"has registered nothing to save so far: .* run.checkpoint\(\)$"):
+    with pytest.raises(NotAvailable, match=r"has not registered anything to save yet; .* run.checkpoint\(\)$"):
         request_checkpoint(workspace, run.id)
     write_rank_event(run, "registered", objects=["model"])
     request_checkpoint(workspace, run.id)

@@ -220,7 +220,7 @@ def test_no_snapshot_goes_while_a_plan_cannot_be_read(workspace: Workspace) -> N
     plan.mkdir()
     removable = find_removable(workspace, {"code"}, DAY_S)
     assert removable.parts == []
-    assert [problem for problem in removable.problems if "no snapshot of code is removed" in problem]
+    assert [problem for problem in removable.problems if "no snapshot of code was removed" in problem]
 
 
 def test_the_lock_of_a_search_that_is_over_goes_and_that_of_one_under_way_stays(workspace: Workspace) -> None:

@@ -94,7 +94,7 @@ def test_everybody_sees_all_runs_and_only_their_owner_acts_on_them(team: Team) -
     for command in ("resume", "cancel", "prune", "wait"):
         refused = team.slurmtrain(team.bob, command, run_id)
         assert refused.returncode == 2, refused
-        assert f"it is a run of {ALICE}'s" in refused.stderr
+        assert f"it belongs to {ALICE}" in refused.stderr
     after = files_of(team.root)
     assert not (team.root / str(CAROL)).exists()
     # Bob's own commands keep their registry in his directory.

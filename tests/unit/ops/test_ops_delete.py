@@ -236,5 +236,5 @@ def test_directories_too_deep_in_each_other_are_a_problem_in_a_sentence(tree: Pa
         handle = inner
     os.close(handle)
     problems = remove_tree(tree, nothing).problems
-    assert f"{tree} has directories too deep in each other: 'rm -r' it" in problems
+    assert f"the directories in {tree} are nested too deeply: remove it with 'rm -r'" in problems
     assert not (tree / "note").exists()

@@ -162,7 +162,7 @@ def test_a_fresh_start_of_a_script_that_looks_itself_is_refused_while_it_would_f
     run = make_run(workspace.config.runs, glob="out/*.pt", format="own")
     end_run(run)
     path = save(out / "a.pt", 10)
-    with pytest.raises(UserError, match=f"and would continue from {path}; move what matches 'out/\\*.pt' away"):
+    with pytest.raises(UserError, match=f"and would continue from {path}; move the files that match 'out/\\*.pt' away"):
         resume(workspace, run.id, from_start=True)
     assert path.exists()
 

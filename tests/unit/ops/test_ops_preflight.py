@@ -14,7 +14,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 def test_a_number_of_nodes_is_refused_where_components_have_their_own(workspace: Workspace, tmp_path: Path) -> None:
     spec = tmp_path / "two.yaml"
     spec.write_text("command: 'true'\nresources: {components: [{nodes: 1}, {nodes: 2, procs_per_node: 2}]}\n")
-    with pytest.raises(UserError, match=r"--nodes 2 does not say of which of the 'resources.components' of .*two.yaml"):
+    with pytest.raises(UserError, match=r"--nodes 2 is ambiguous, because .*two.yaml has 'resources.components'"):
         submit_preflight(workspace, spec, (), nodes=2, executor="local")
     assert not workspace.root.path.exists()
 

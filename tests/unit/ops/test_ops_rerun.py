@@ -82,7 +82,7 @@ def test_a_sweep_is_repeated_as_a_whole_or_one_of_its_runs(
     assert of_packed is not None
     spec = plan_again(workspace, of_packed).spec
     assert (spec.parallel, spec.pack) == (2, Pack(2))
-    with pytest.raises(UserError, match="which is not possible now"):
+    with pytest.raises(UserError, match="that is no longer possible"):
         plan_again(workspace, of_packed, ["resources.nodes=2"])
     assert plan_again(workspace, packed[0]).spec.pack is None
     [alone], _ = again(workspace, ids[1])
@@ -130,10 +130,10 @@ def test_what_cannot_be_the_same_is_noted_in_a_line_per_kind(
     [planned], notes = again(workspace, first)
     assert planned.plan.code is None
     assert notes == [
-        f"run {first} has no 'seed': random numbers repeat only if its script seeds them",
-        f"run {first} had Python 3.1.4, and this has {sys.version.split()[0]}",
-        f"other packages than run {first} had: no zzz any more (was 1.0)",
-        f"run {first} had no snapshot of its code, which may differ: no revision then, no revision now",
+        f"run {first} has no 'seed', so random numbers repeat only if its script seeds them",
+        f"run {first} had Python 3.1.4; this run has {sys.version.split()[0]}",
+        f"the packages differ from run {first}: no zzz any more (was 1.0)",
+        f"run {first} had no snapshot, so its code may have been different: no revision then, no revision now",
     ]
     subprocess.run(["git", "init", "-q", "."], check=True)
     subprocess.run(
@@ -145,7 +145,7 @@ def test_what_cannot_be_the_same_is_noted_in_a_line_per_kind(
     subprocess.run(
         ["git", "-c", "user.name=a", "-c", "user.email=a@b", "commit", "-qm", "b", "--allow-empty"], check=True
     )
-    assert "which may differ: " in again(workspace, second)[1][0]
+    assert "may have been different: " in again(workspace, second)[1][0]
 
 
 def test_a_run_whose_python_is_gone_takes_the_one_of_now(
@@ -156,7 +156,7 @@ def test_a_run_whose_python_is_gone_takes_the_one_of_now(
     plan.write_text(plan.read_text().replace(f'"{sys.executable}"', '"/gone/bin/python"'))
     [planned], notes = again(workspace, first)
     assert planned.plan.python == sys.executable
-    assert f"the Python of run {first}, /gone/bin/python, is gone: this takes {sys.executable}" in notes
+    assert f"the Python of run {first}, /gone/bin/python, is gone; this run uses {sys.executable}" in notes
 
 
 def test_a_run_whose_files_were_deleted_is_repeated_as_long_as_its_code_is_kept(
@@ -187,15 +187,13 @@ def test_a_damaged_snapshot_is_refused_before_anything_is_created(
     else:
         contents.chmod(0o600)
         contents.write_bytes(contents.read_bytes()[:12])
-    with pytest.raises(
-        PathError, match=r"snapshot .*; '--code now' takes the code as it is now, nothing was submitted"
-    ):
+    with pytest.raises(PathError, match=r"snapshot .*; nothing was submitted; '--code now' uses the code as it is now"):
         rerun(workspace, first)
     assert len(observe(workspace, ask_slurm=False).runs) == 1
     (project / "train.py").write_text("new\n")
     [planned], notes = again(workspace, first, code_of_now=True)
     assert planned.plan.code is not None
-    assert any("the code of now, snapshot" in note for note in notes)
+    assert any("the current code, snapshot" in note for note in notes)
 
 
 def test_what_cannot_be_repeated_is_refused(

@@ -283,7 +283,7 @@ def test_sync_cancels_a_second_job_whose_run_waits_again(workspace: Workspace, s
     slurm.replies("squeue", squeue_line("7", restart=1) + queue())
     synced = sync_again(workspace)
     assert [call.args for call in slurm.calls("scancel")] == [["8"]]
-    assert synced.notes == [f"run {RUN_ID}: cancelled job 8, which waited for more nodes of it"]
+    assert synced.notes == [f"run {RUN_ID}: cancelled job 8, which waited for more nodes for it"]
 
 
 def test_the_end_of_a_run_by_hand_is_that_of_its_second_job(workspace: Workspace, slurm: SlurmCommands) -> None:

@@ -141,4 +141,4 @@ def test_a_result_that_cannot_be_journaled_is_reported_all_the_same(
     fill_the_disk(monkeypatch)
     verified = verify(workspace, training.id)
     assert verified.all_good
-    assert verified.problems == [f"the results cannot be journaled in {training.journals}: no space left on the device"]
+    assert verified.problems == [f"the results cannot be recorded in {training.journals}: no space left on the device"]

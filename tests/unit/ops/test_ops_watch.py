@@ -257,7 +257,7 @@ def test_a_signal_lets_the_round_end_and_then_ends_the_watch(
     with StopSignal() as stop:
         assert watch(workspace.config, 3600, events.append, stop) is None
     assert (completed, kinds(events)) == (["round"], ["watching", "stopped"])
-    assert events[1].message == "stopped by SIGTERM; runs go on"
+    assert events[1].message == "stopped by SIGTERM; the runs continue"
     assert workspace.root.watch_lock.read_bytes() == b""
 
 
@@ -333,7 +333,7 @@ def test_each_problem_is_reported_once_until_it_is_over_and_over_only_after_a_co
             events = report.new_events(outcome(problems=sorted(problems), down=kind == "down"), 0.0)
         assert {event.message for event in events if event.kind == "problem"} == problems - lasting
         over = lasting - problems if kind == "complete" else set()
-        assert {event.message for event in events if event.kind == "over"} == {f"no longer so: {text}" for text in over}
+        assert {event.message for event in events if event.kind == "over"} == {f"problem over: {text}" for text in over}
         lasting = (lasting | problems) - over
 
 

@@ -270,7 +270,7 @@ def test_an_unknown_job_is_first_missed_and_given_up_only_after_a_while(sacct: s
     [given_up] = sim.look(sim.queue(), answer())
     assert given_up.state == GONE
     assert (sim.run.state, sim.causes) == ("lost", ["lost"])
-    assert "Slurm knows nothing of its job any more" in sim.run.reason
+    assert "Slurm no longer knows its job" in sim.run.reason
 
 
 @pytest.mark.parametrize("state", ["PENDING", "RUNNING"])

@@ -136,7 +136,7 @@ def test_accounting_that_is_off_is_not_asked(slurm: SlurmCommands) -> None:
     slurm.replies("scontrol", config(AccountingStorageType="accounting_storage/none") + PARTITIONS)
     site = read_site(Scheduler(1.0, None), "me")
     assert (site.qos, site.associations) == (None, None)
-    assert site.unknown == ("QOS and accounts: this site keeps no accounting",)
+    assert site.unknown == ("QOS and accounts: this cluster has no accounting",)
     assert site.partitions["spot"].grace_s == 30
 
 

@@ -54,7 +54,8 @@ def test_a_submodule_that_is_not_initialised_is_named(repo: Path, tmp_path: Path
     git(repo, "submodule", "--quiet", "deinit", "--force", "libs/module")
     [note] = notes_on(repo)
     assert (
-        note == f"not initialised, so that runs lack their files: libs/module ('git submodule update --init' in {repo})"
+        note == "some submodules are not initialised, so runs will lack their files: libs/module ('git submodule "
+        f"update --init' in {repo})"
     )
 
 

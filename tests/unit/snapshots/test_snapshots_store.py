@@ -106,7 +106,7 @@ def test_without_git_the_folder_is_taken_by_rules(repo: Path, tmp_path: Path, mo
     runs.path.mkdir()
     snapshot, notes = take(runs, source(repo), PYTHON)
     assert paths(snapshot, runs.run("r")) == {".gitignore", ".slurmtrainignore", "train.py"}
-    assert notes == [f"git cannot list the code (there is no git on PATH); all files in {repo} count as code"]
+    assert notes == [f"git cannot list the code (there is no git on PATH), so all files in {repo} count as code"]
 
 
 def test_a_working_directory_that_git_ignores_is_taken_itself(repo: Path) -> None:
@@ -141,9 +141,10 @@ def test_too_much_is_refused_with_the_figure_the_largest_and_the_cure(repo: Path
     with pytest.raises(UserError) as caught:
         snapshot_of(repo, max_size=1 << 20)
     assert str(caught.value) == (
-        f"the code in {repo} takes 4.3 MB, and a snapshot at most 1.0 MB (code.max_size); the largest are "
-        "data/ 2.9 MB, b.bin 1.4 MB, .gitignore 0.0 MB, train.py 0.0 MB: exclude what is no code ('code.exclude', or "
-        ".slurmtrainignore), raise the limit, or set 'code: none' to run whatever is there when the job starts"
+        f"the code in {repo} takes 4.3 MB, but a snapshot may take at most 1.0 MB (code.max_size); the largest are "
+        "data/ 2.9 MB, b.bin 1.4 MB, .gitignore 0.0 MB, train.py 0.0 MB: exclude files that are not code "
+        "('code.exclude', or "
+        ".slurmtrainignore), raise the limit, or set 'code: none' to run the code as it is when the job starts"
     )
 
 

@@ -27,7 +27,7 @@ from slurmtrain.specfile.interpolate import Interpolator
         ("'${'", ""),
         ("${oc.env:SURELY_NOT_SET_ANYWHERE}", "SURELY_NOT_SET_ANYWHERE"),
         ("${no.such.resolver:x}", "no.such.resolver"),
-        ("???", "'???' marks a value that must be given"),
+        ("???", "'???' stands for a value that you must set"),
     ],
 )
 def test_an_invalid_interpolation_is_refused_at_its_line(mistakes: Mistakes, value: str, message: str) -> None:

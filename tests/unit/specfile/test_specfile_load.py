@@ -62,7 +62,7 @@ def test_planning_again_with_a_mistake_names_the_override(load: Load) -> None:
 
 
 def test_a_run_keeps_its_name(load: Load) -> None:
-    with pytest.raises(SpecError, match="a run keeps its name"):
+    with pytest.raises(SpecError, match="the name of a run cannot be changed"):
         replan(only_run(load(SWEPT)).plan, ["name=other"])
 
 

@@ -423,5 +423,5 @@ def test_a_script_that_is_missing_is_told_with_all_other_mistakes(tmp_path: Path
 def test_a_file_name_that_cannot_name_a_run_asks_for_a_name(tmp_path: Path) -> None:
     path = tmp_path / "my exp.yaml"
     path.write_text(BASE)
-    with pytest.raises(SpecError, match=r"the run cannot be named after the file .* set 'name'"):
+    with pytest.raises(SpecError, match=r"the file's name cannot be the name of the run .* set 'name'"):
         load_spec(path, cwd=tmp_path, python=PYTHON)

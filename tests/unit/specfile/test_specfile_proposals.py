@@ -217,7 +217,7 @@ def planned_from(script: str, tmp_path: Path, name: str = "old.sbatch") -> tuple
     with pytest.raises(PathError) as raised:
         load_spec(tmp_path / name, cwd=tmp_path, python=PYTHON)
     message, _, text = str(raised.value).partition("\n\n")
-    assert f"is a batch script of sbatch; a spec is a YAML file: write this into {tmp_path}/old.yaml" in message
+    assert f"is a batch script for sbatch; a spec is a YAML file: write this into {tmp_path}/old.yaml" in message
     (tmp_path / "old.yaml").write_text(text)
     return only_run(load_spec(tmp_path / "old.yaml", cwd=tmp_path, python=PYTHON)), text
 

@@ -90,7 +90,7 @@ def test_the_metric_to_sort_by_is_compared_too(workspace: Workspace) -> None:
 def test_metrics_that_no_run_has_and_single_runs_are_refused(workspace: Workspace) -> None:
     with pytest.raises(QueryError, match=r"none of these runs has a field 'metrics.acd'; did you mean 'metrics.acc'\?"):
         compared(workspace, SWEEP, metrics=["acd"])
-    with pytest.raises(UserError, match="a comparison takes at least two runs, and this is 00000000"):
+    with pytest.raises(UserError, match="a comparison needs at least two runs, and there is only 00000000"):
         compared(workspace, "0000000001")
 
 

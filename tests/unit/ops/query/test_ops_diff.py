@@ -81,9 +81,9 @@ def test_each_section_says_what_differs(
     assert "  changed  train.py" in lines
     assert "+new" in lines
     assert "-x" in lines
-    assert "data.bin differs: it is no text, or larger than 1 MiB" in lines
+    assert "data.bin differs: it is not text, or larger than 1 MiB" in lines
     assert "ENVIRONMENT: packages" in " ".join(lines)
-    assert lines[-1].startswith("CHECKPOINTS: they have no checkpoint of the same step now: ")
+    assert lines[-1].startswith("CHECKPOINTS: they have no checkpoint of the same step: ")
 
 
 def test_metrics_are_compared_step_by_step(
@@ -125,7 +125,7 @@ def test_code_without_snapshots_is_compared_by_what_is_known(
 ) -> None:
     [first], [second], [third] = submitted(code="none"), submitted(code="none"), submitted()
     code = diff(workspace, first, second).code
-    assert (code.same, code.why) == (None, "not both have a snapshot, or a revision")
+    assert (code.same, code.why) == (None, "at least one has neither a snapshot nor a revision")
     mixed = diff(workspace, first, third).code
     assert mixed.same is None
     assert mixed.versions[0] == "no snapshot, and no revision"
@@ -136,7 +136,7 @@ def test_code_without_snapshots_is_compared_by_what_is_known(
         place.unlink()
     damaged = diff(workspace, third, fourth).code
     assert damaged.same is False
-    assert "how they differ is not known" in damaged.why
+    assert "how they differ is unknown" in damaged.why
 
 
 def test_what_cannot_be_compared_is_refused(workspace: Workspace, submitted: Submitted) -> None:

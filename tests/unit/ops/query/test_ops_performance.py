@@ -158,7 +158,7 @@ def test_what_is_not_recorded_is_unknown_and_a_sentence_says_why(workspace: Work
         "nodes", "processes", "steps_per_second", "samples_per_second", "epoch_seconds", "total_seconds",
         "memory_bytes", "memory", "utilization", "hours_per_1000_steps", "speedup", "of_ideal",
     }  # fmt: skip
-    assert "no samples per second for 1 of 2 runs: run.loader() and run.share() count samples" in answer.notes
+    assert "no samples per second for 1 of 2 runs: only run.loader() and run.share() count samples" in answer.notes
     assert [note for note in answer.notes if note.startswith("no utilization for 2 of 2 runs: ")]
 
 

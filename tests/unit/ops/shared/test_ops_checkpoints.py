@@ -59,7 +59,7 @@ def test_what_a_script_saves_itself_is_left_to_it(
 ) -> None:
     run = make_run(workspace.config.runs, glob="out/*.pt")
     with pytest.raises(
-        NotAvailable, match=rf"brings its own checkpoints \('checkpoint.glob: out/\*.pt'\): .*{instead}"
+        NotAvailable, match=rf"writes its own checkpoints \('checkpoint.glob: out/\*.pt'\): .*{instead}"
     ):
         command(workspace, run.id)
     assert list(run.journals.iterdir()) == [run.journals / "submit.jsonl"]

@@ -62,13 +62,13 @@ def test_show_says_what_a_later_attempt_had_that_the_first_had_not(
     first, second = (attempt["environment_changes"] for attempt in facts["attempts"])
     assert first == []
     assert second == [
-        "other packages than the first attempt: torch 2.12 -> 2.13",
-        "other machines than the first attempt: nodes 2 x (EPYC, 64 cores) -> 1 x (EPYC, 64 cores); "
+        "packages differ from the first attempt: torch 2.12 -> 2.13",
+        "machines differ from the first attempt: nodes 2 x (EPYC, 64 cores) -> 1 x (EPYC, 64 cores); "
         "1 x (Xeon, 64 cores)",
-        "other packages on node 1 than on node 0: torch 2.13 -> 2.12",
+        "packages on node 1 differ from node 0: torch 2.13 -> 2.12",
     ]
     print_run(facts)
-    assert "  environ   other packages than the first attempt: torch 2.12 -> 2.13" in capsys.readouterr().out
+    assert "  environ   packages differ from the first attempt: torch 2.12 -> 2.13" in capsys.readouterr().out
 
 
 def test_without_notes_of_nodes_there_is_what_it_was_submitted_from(workspace: Workspace) -> None:

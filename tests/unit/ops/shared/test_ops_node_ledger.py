@@ -69,7 +69,7 @@ def test_what_is_forgiven_stays_forgiven_after_a_rebuild_and_later_findings_coun
 
 
 def test_a_list_of_nodes_is_forgiven_at_once_in_a_private_journal_that_says_by_whom(workspace: Workspace) -> None:
-    with pytest.raises(UserError, match="does not hold n1; it is empty"):
+    with pytest.raises(UserError, match="does not list n1; it is empty"):
         forgive(workspace, ["n1"])
     against(workspace, "n1", "n2", "n3")
     assert forgive(workspace, ["n[1-2]", "n1"]) == ["n1", "n2"]
@@ -84,7 +84,7 @@ def test_a_list_of_nodes_is_forgiven_at_once_in_a_private_journal_that_says_by_w
 
 @pytest.mark.parametrize(
     ("names", "message"),
-    [(["n9", "n1"], "the node ledger does not hold n9; it holds n1, n2"), (["n[1"], "its brackets do not match")],
+    [(["n9", "n1"], "the node ledger does not list n9; it lists n1, n2"), (["n[1"], "its brackets do not match")],
 )
 def test_a_node_that_is_not_listed_is_an_error_and_nothing_is_forgiven(
     workspace: Workspace, names: list[str], message: str
@@ -134,7 +134,7 @@ def test_nodes_of_the_ledger_are_left_out_with_a_word(workspace: Workspace, slur
     left_out = exclusions(workspace, plan(), (), slurm=True)
     assert left_out.nodes == ("n1", "n2")
     assert left_out.notes == [
-        "left out, because a preflight failed there: n1 (clock: 1 s ahead, 2 h ago), n2 (clock: 2 s ahead, 2 h ago); "
+        "excluded, because a preflight failed there: n1 (clock: 1 s ahead, 2 h ago), n2 (clock: 2 s ahead, 2 h ago); "
         "'slurmtrain nodes' shows more"
     ]
     assert slurm.questions == ["sinfo"]
@@ -146,8 +146,9 @@ def test_the_oldest_finding_is_let_back_in_where_the_request_could_not_be_met(wo
     left_out = exclusions(workspace, plan(nodes=3), (), slurm=True)
     assert left_out.nodes == ("n2",)
     assert left_out.notes[1] == (
-        "n1 is in the node ledger (clock: 1 s ahead, 3 h ago), but the request cannot be met without it "
-        "(3 nodes are needed and 2 would be left): it is used"
+        "n1 is in the node ledger (clock: 1 s ahead, 3 h ago), but is used, because the request cannot be met without "
+        "it "
+        "(3 nodes are needed and 2 would be left)"
     )
     assert exclusions(workspace, plan(nodes=4), (), slurm=True).nodes == ()
 

@@ -92,7 +92,7 @@ def test_where_the_end_of_a_run_cannot_be_noted_its_reason_says_so(
         full.setattr(Journal, "write", fail)
         before, reason = state(workspace)
     assert before != "lost"
-    assert reason.startswith("its processes are gone, and its end cannot be noted in ")
+    assert reason.startswith("its processes are gone, but its end cannot be recorded in ")
     assert "no space left on the device" in reason
     assert state(workspace)[0] == "lost"
 

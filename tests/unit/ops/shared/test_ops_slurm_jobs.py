@@ -128,7 +128,7 @@ def test_what_slurm_says_of_an_end_is_journaled_once(
             "srun: error: Task launch for StepId=7.0 failed on node node0: Invalid job credential",
         ),
         ("", "its log is empty"),
-        (None, "it left no log; perhaps the nodes node0 cannot see or write to"),
+        (None, "it left no log; perhaps nodes node0 cannot see "),
     ],
 )
 def test_a_job_that_never_spoke_is_told_by_its_log(
@@ -149,10 +149,12 @@ def test_a_question_without_an_answer_is_a_problem_and_changes_nothing(
 ) -> None:
     run.submitted(host=THIS_HOST)
     slurm.squeue_problem = DOWN.problem
-    assert observe(workspace).problems == [f"{DOWN.problem}; states are as they were last known"]
+    assert observe(workspace).problems == [f"{DOWN.problem}; these are the last known states"]
     assert slurm.questions == ["squeue"]
     slurm.squeue_problem, slurm.sacct_problem = "", "sacct: down"
-    assert observe(workspace).problems == ["sacct: down; runs whose jobs have ended may be shown as they were before"]
+    assert observe(workspace).problems == [
+        "sacct: down; runs whose jobs have ended may appear with their earlier state"
+    ]
     assert load_run(workspace).state == "pending"
     assert journals(run, "observe") == []
 
@@ -325,7 +327,7 @@ def test_a_job_that_waits_tells_why_and_until_when_and_one_that_is_over_is_not_l
     ("state", "reason"),
     [
         ("RUNNING", "Slurm has started it; it is being set up"),
-        ("COMPLETING", "its last processes are ending"),
+        ("COMPLETING", "its last processes are exiting"),
         ("SUSPENDED", "Slurm has suspended it"),
         ("SOMETHING_NEW", "Slurm says SOMETHING_NEW"),
     ],

@@ -62,7 +62,7 @@ def test_what_another_run_has_just_found_counts_and_costs_one_question_more(
     assert calls(slurm) == {"scontrol": 2, "sinfo": 1, "sbatch": 1}
     assert "#SBATCH --exclude=n1\n" in script(workspace)
     assert [note for note in notes if "left out" in note] == [
-        "left out, because a preflight failed there: n1 (disk: no room, 0 min ago); 'slurmtrain nodes' shows more"
+        "excluded, because a preflight failed there: n1 (disk: no room, 0 min ago); 'slurmtrain nodes' shows more"
     ]
     [journal] = workspace.root.run(run_ids[0]).journals.glob("submit-*.jsonl")
     assert '"without":["n1"]' in journal.read_text()

@@ -153,7 +153,7 @@ def test_several_arrays_share_a_limit_on_runs_at_once(workspace: Workspace, slur
     assert not [note for note in notes if "at once" in note]
     _, notes, _ = submit(workspace, spec, sweep=[*sweep, "parallel=1"], executor="slurm")
     assert arrays_of(workspace)[2:] == ["0-3%1", "0-3%1"]
-    assert [note for note in notes if note.startswith("up to 2 runs may run at once, and not 1")]
+    assert [note for note in notes if note.startswith("up to 2 runs may run at once instead of 1")]
 
 
 @given(

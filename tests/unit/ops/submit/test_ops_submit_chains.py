@@ -115,7 +115,7 @@ def test_a_search_is_nothing_to_start_after_until_it_is_over(workspace: Workspac
     record.parent.mkdir()
     record.write_text("{}")
     report = write("report", "after: tune")
-    with pytest.raises(UserError, match=f"after: 'tune' is a search that .*'slurmtrain wait {sweep}'"):
+    with pytest.raises(UserError, match=f"after: search 'tune' has not .*'slurmtrain wait {sweep}'"):
         submit_all(workspace, report)
     assert submit_all(workspace, write("of_one", f"after: {first}"))
     record.unlink()
@@ -161,7 +161,7 @@ def test_one_failing_spec_submits_none_and_mistakes_of_all_are_listed(workspace:
         submit_all(workspace, write("a"), write("d", "workdir: /no/such/place"))
     with pytest.raises(UserError, match="is there twice"):
         submit_all(workspace, write("a"), write("a"))
-    with pytest.raises(UserError, match="write the section 'sweep' into the one"):
+    with pytest.raises(UserError, match="write a section 'sweep' into the spec"):
         load_all([write("a"), write("b")], (), ("params.x=1,2",), (), max_runs=9)
     assert workspace.run_ids() == []
 
@@ -206,7 +206,7 @@ def test_a_completed_run_is_no_dependency_of_the_job_but_must_have_what_is_refer
 
 def test_a_run_elsewhere_that_has_not_ended_cannot_be_waited_for(workspace: Workspace, write: Write) -> None:
     [pretrain] = submit_all(workspace, write("pretrain"))
-    with pytest.raises(UserError, match=f"run {pretrain} .* is on slurm, and this one would be on local"):
+    with pytest.raises(UserError, match=f"run {pretrain} .* is on slurm and this one would be on local"):
         submit_all(workspace, write("finetune", "after: pretrain"), executor="local")
 
 
@@ -284,7 +284,7 @@ def test_a_job_that_is_submitted_for_a_run_moves_those_behind_it(
     slurm.fails("scontrol", "slurm_update error: Job has already started")
     monkeypatch.setattr("slurmtrain.ops.resume.check_executor", lambda *_: None)
     _, notes = resume(workspace, first, from_start=True)
-    assert [note for note in notes if f"the job of run {second} could not be put behind" in note]
+    assert [note for note in notes if f"the job of run {second} could not be made to wait" in note]
 
 
 @pytest.mark.parametrize("has_job", [True, False])
@@ -336,15 +336,19 @@ def test_a_run_that_another_waits_for_is_not_deleted(workspace: Workspace, slurm
     simulate(workspace, first).ended("completed")
     slurm.replies("sacct", f"8|COMPLETED|0:0|2000000000|2000000100|300|30|n0|a-{first}\n")
     slurm.replies("squeue", squeue_line("8", run_id=second))
-    with pytest.raises(RunBusy, match=rf"run {second} \(b\), which has not ended, names run {first}.* starts after it"):
+    with pytest.raises(
+        RunBusy,
+        match=rf"run {second} \(b\) has not ended and may need the files of run {first}.* "
+        "starts after it",
+    ):
         find_deletable(workspace, [first], forget=False)
 
 
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("after=[c]", "after: a run starts after the runs that it was submitted with"),
-        ("params.x=${run.c.step}", "${run.c.step}: a run refers to runs that it was submitted to start after"),
+        ("after=[c]", "after: the runs that a run starts after cannot be changed"),
+        ("params.x=${run.c.step}", "${run.c.step}: a run can only refer to runs that it was submitted to start after"),
     ],
 )
 def test_a_run_does_not_get_other_runs_to_start_after_later(

@@ -71,7 +71,7 @@ def test_too_much_is_refused_only_where_a_snapshot_is_asked_for(
     [plan], [note] = with_snapshots(workspace, plans(tmp_path))
     assert plan.code is None
     assert note.startswith("runs execute the code as it is when they start, without a snapshot: the")
-    with pytest.raises(UserError, match="or set 'code: none' to run whatever is there when the job starts"):
+    with pytest.raises(UserError, match="or set 'code: none' to run the code as it is when the job starts"):
         with_snapshots(workspace, plans(tmp_path, code="snapshot"))
 
 
@@ -130,7 +130,7 @@ def test_setup_and_commands_that_name_the_repository_as_it_is_by_then_are_pointe
 ) -> None:
     setup = [f"source {project}/env.sh"]
     _, notes = with_snapshots(workspace, plans(tmp_path, setup=setup, command=f"bash -c 'python {project}/train.py'"))
-    named = f"names {project}, which it uses as it is by then, not as in the snapshot"
+    named = f"names {project}, and uses the files there when it runs, not the snapshot"
     assert notes == [f"'python {project}/train.py' in the command {named}", f"'{setup[0]}' in 'setup' {named}"]
 
 

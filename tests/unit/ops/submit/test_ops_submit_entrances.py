@@ -50,7 +50,7 @@ def test_a_second_submission_with_the_same_key_returns_the_same_runs_in_the_same
     first, *_ = submit_with(workspace, spec, "nightly 7", *SWEEP)
     again, notes, _ = submit_with(workspace, spec, "nightly 7", *SWEEP)
     assert again == first == runs(workspace)
-    assert f"the idempotency key was used before, for {', '.join(first)}" in notes
+    assert f"the idempotency key was already used, for {', '.join(first)}" in notes
     assert len(slurm.calls("sbatch")) == 3
 
 
@@ -148,7 +148,7 @@ def test_a_run_that_was_deleted_is_not_submitted_again_but_with_another_key(work
     assert submit_with(workspace, spec, "another").run_ids == runs(workspace)
     for record in (workspace.root.path / "keys").glob("*.json"):
         record.write_text('{"key": "k"}')
-    with pytest.raises(PathError, match=r"\.json is not a record of an idempotency key"):
+    with pytest.raises(PathError, match=r"\.json is not a valid record of an idempotency key"):
         submit_with(workspace, spec, "k")
 
 

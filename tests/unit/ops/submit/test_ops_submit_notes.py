@@ -29,7 +29,7 @@ def test_a_file_that_the_command_names_and_that_is_not_there_is_noted(workspace:
     command = "bash -c pass --data data/train.bin --config here.yaml --out out.json"
     (spec.parent / "here.yaml").touch()
     assert notes(workspace, spec, command) == [
-        f"there is no {spec.parent}/data/train.bin, which the command names (--data data/train.bin)"
+        f"the command names a file that does not exist: {spec.parent}/data/train.bin (--data data/train.bin)"
     ]
 
 
@@ -41,9 +41,10 @@ def test_a_file_that_may_be_elsewhere_is_not_missed(workspace: Workspace, spec: 
 def test_a_note_on_several_runs_is_one_line_with_their_number(workspace: Workspace, spec: Path) -> None:
     command = "bash -c pass --data ${params.a}.bin --config none.yaml"
     (spec.parent / "2.bin").touch()
+    missing = "the command names a file that does not exist"
     assert notes(workspace, spec, command, sweep="params.a=1,2,3") == [
-        f"2 of 3 runs: there is no {spec.parent}/1.bin, which the command names (--data 1.bin), nor 1 more like it",
-        f"3 runs: there is no {spec.parent}/none.yaml, which the command names (--config none.yaml)",
+        f"2 of 3 runs: {missing}: {spec.parent}/1.bin (--data 1.bin), and 1 more like it",
+        f"3 runs: {missing}: {spec.parent}/none.yaml (--config none.yaml)",
     ]
 
 

@@ -96,7 +96,7 @@ def test_a_limit_is_of_runs_and_what_is_left_over_has_its_part(workspace: Worksp
     # 4 runs of the 8 that fill jobs, and both that are left over: a second job of 4 would be too many.
     assert arrays == ["#SBATCH --array=0-0", "#SBATCH --array=0-1%1"]
     notes = submit(workspace, spec, sweep=[*sweep[:2], "parallel=4"], executor="slurm").notes
-    assert [note for note in notes if note.startswith("up to 6 runs may run at once, and not 4")]
+    assert [note for note in notes if note.startswith("up to 6 runs may run at once instead of 4")]
 
 
 def test_a_preview_counts_the_node_of_the_pack_that_is_left_over(spec: Path) -> None:
@@ -146,7 +146,7 @@ def test_a_pack_that_fits_on_no_node_is_refused(
     slurm.replies("scontrol", "PartitionName=spot Default=YES MaxTime=1:00:00 TotalNodes=4\nMaxArraySize = 1001\n")
     node = NodeInfo(name="n1", partition="spot", state="idle", cpus=3, memory=None, gpus=0, features=frozenset())
     monkeypatch.setattr(Scheduler, "nodes", lambda _: [node])
-    with pytest.raises(RequestRefused, match="partition spot has: at most 3 fit on one"):
+    with pytest.raises(RequestRefused, match="partition spot has; at most 3 fit on one"):
         submit(workspace, spec, sweep=["params.a=1,2,3,4,5", "pack=4"], executor="slurm")
 
 

@@ -48,8 +48,8 @@ def test_a_script_whose_python_lacks_what_it_imports_first_is_refused_on_this_ma
     with pytest.raises(NotAvailable) as raised:
         check_script(plan, "local")
     assert str(raised.value) == (
-        f"train.py, line 2, imports torch, which {python} lacks; activate the environment of {sys.executable}, which "
-        "has it"
+        f"train.py, line 2, imports torch, which is not installed for {python}; activate the environment of "
+        f"{sys.executable}, which has it"
     )
 
 
@@ -57,18 +57,20 @@ def test_a_script_whose_python_lacks_what_it_imports_first_is_refused_on_this_ma
     ("text", "executor", "keys", "expected"),
     [
         pytest.param(
-            f"import {ABSENT}\n", "slurm", {}, f"train.py, line 1, imports {ABSENT}, which {{python}} lacks; install "
-            "it there, or activate the environment that has it; that is fine if the nodes have it",
+            f"import {ABSENT}\n", "slurm", {}, f"train.py, line 1, imports {ABSENT}, which is not "
+            "installed for {python}; install it there, or activate the environment that has it; "
+            "ignore this if the nodes have it",
             id="on Slurm, as nodes may have another Python",
         ),
         pytest.param(
             "import torch\n", "local", {"setup": ["module load torch"]}, "train.py, line 1, imports torch, which "
-            "{python} lacks; activate the environment of {own}, which has it; that is fine if 'setup' adds it",
+            "is not installed for {python}; activate the environment of {own}, which has it; ignore this if 'setup' "
+            "adds it",
             id="with lines of setup",
         ),
         pytest.param(
             "import os\nos.environ['A'] = 'b'\nimport torch\n", "local", {}, "train.py, line 3, imports torch, which "
-            "{python} lacks; activate the environment of {own}, which has it",
+            "is not installed for {python}; activate the environment of {own}, which has it",
             id="torch behind other code",
         ),
     ],
@@ -134,7 +136,7 @@ def test_a_module_is_looked_for_in_the_directory_of_the_command_too(tmp_path: Pa
     check_script(plan_for(tmp_path, python, "import torch\n", command=f"{sys.executable} train.py"), "local")
     with pytest.raises(NotAvailable):
         check_script(plan_for(tmp_path, sys.executable, "import torch\n", command=f"{python} train.py"), "local")
-    with pytest.raises(NotAvailable, match=rf"has no module {ABSENT}, nor has {tmp_path}"):
+    with pytest.raises(NotAvailable, match=rf"neither .* nor {tmp_path} has a module {ABSENT}"):
         check_script(plan_for(tmp_path, python, "", command=f"python -m {ABSENT}.main"), "local")
 
 
@@ -212,7 +214,7 @@ def test_a_program_that_cannot_be_started_is_refused_on_this_machine(
         check_script(plan, "local")
     assert str(raised.value) == message.format(path=tmp_path)
     check_script(plan, "slurm")
-    assert note_script(plan, "slurm") == [f"{message.format(path=tmp_path)}; that is fine if the nodes have it"]
+    assert note_script(plan, "slurm") == [f"{message.format(path=tmp_path)}; ignore this if the nodes have it"]
 
 
 def test_a_program_on_the_path_of_the_spec_is_there(tmp_path: Path) -> None:

@@ -91,7 +91,7 @@ def test_programs_begin_runs_with_checkpoints_too(
     [
         ("nobody", RunNotFound, "there is no run 'nobody'"),
         ("{id}:15", NoCheckpoint, r"no checkpoint of step 15; its steps are 10, 20, 30, 40"),
-        ("{id}:best", UserError, "it has no 'checkpoint.keep.best'; name a step"),
+        ("{id}:best", UserError, "has no 'checkpoint.keep.best', so"),
     ],
 )
 def test_what_no_run_can_begin_with_is_refused_and_nothing_is_created(
@@ -134,7 +134,7 @@ def test_commands_say_which_runs_have_copies_of_the_checkpoints_that_they_list_o
 
 def test_no_run_goes_back_to_a_damaged_checkpoint(workspace: Workspace, parent: RunDir) -> None:
     cut(parent.checkpoints / "step-20" / "__0_0.distcp")
-    with pytest.raises(NoCheckpoint, match=r"cannot go on from step 20: .* bytes, its manifest says"):
+    with pytest.raises(NoCheckpoint, match=r"cannot continue from step 20: .* bytes, its manifest says"):
         resume(workspace, parent.id, step=20)
     assert sorted(path.name for path in parent.checkpoints.iterdir()) == ["step-10", "step-20", "step-30", "step-40"]
 
@@ -207,7 +207,7 @@ def test_a_rerun_begins_with_what_the_run_has_begun_with_unless_it_names_somethi
     assert start() == ["step-20"]
     assert start(f"start_from={parent.id}:40") == ["step-40"]
     assert start("start_from=null") == []
-    with pytest.raises(SpecError, match="start_from: a run has begun with the checkpoint that it was submitted with"):
+    with pytest.raises(SpecError, match="start_from: the checkpoint that a run began with cannot be changed"):
         replan(read_plan(child.plan) or pytest.fail("no plan"), ["start_from=null"])
 
 

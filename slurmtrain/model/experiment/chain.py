@@ -48,7 +48,7 @@ def parse_dependency(value: object) -> Dependency:
     condition, colon, name = value.strip().rpartition(":")
     if colon and condition not in _CONDITIONS:
         near = suggestion(condition, _CONDITIONS)
-        raise ValueError(f"{condition!r} is no condition: write 'afterok:{name}' or 'afterany:{name}'{near}")
+        raise ValueError(f"{condition!r} is not a condition: write 'afterok:{name}' or 'afterany:{name}'{near}")
     check_name(name)
     return Dependency(name, any=condition == AFTER_ANY)
 
@@ -63,7 +63,7 @@ class _Dependencies(Items):
         entries_before = set()
         for index, entry in enumerate(entries):
             if entry is not None and entry in entries_before:
-                report((*at, str(index)), f"{entry!r} is there twice")
+                report((*at, str(index)), f"{entry!r} is given twice")
             entries_before.add(entry)
         return entries
 
@@ -99,7 +99,7 @@ def parse_reference(text: str) -> Reference:
         field = f"metrics.{field}"
     elif field not in FIELDS or not dot:
         fields = ", ".join((*FIELDS, "metrics.NAME"))
-        raise ValueError(f"${{run.{text}}} is no fact of a run; these are {fields}{suggestion(field, FIELDS)}")
+        raise ValueError(f"${{run.{text}}} does not exist; a run has {fields}{suggestion(field, FIELDS)}")
     check_name(run)
     return Reference(run, field)
 

@@ -73,7 +73,7 @@ def read_every(value: object) -> Every:
 AUTO = "auto"
 """The format is recognized from the content."""
 OWN = "own"
-"""The script finds its checkpoints itself, and is handed none."""
+"""The script finds its checkpoints itself, and slurmtrain passes it none."""
 FORMATS = (AUTO, "torch", "safetensors", "dcp", "hf", "lightning", "accelerate", "deepspeed", OWN)
 
 
@@ -95,8 +95,9 @@ def check_step(text: str) -> None:
     pattern = compile_pattern(text)
     if pattern.groups != 1 and _STEP not in pattern.groupindex:
         raise ValueError(
-            rf"{text!r} has {pattern.groups} groups; it must have one for the digits of the step, as in 'step=(\d+)', "
-            r"or one of that name, as in '(\d+)-(?P<step>\d+)'; a key inside the checkpoint is written as 'iter_num'"
+            rf"{text!r} has {pattern.groups} groups; it must have one group for the digits of the step, as in "
+            r"'step=(\d+)', or a group of that name, as in '(\d+)-(?P<step>\d+)'; a key inside the checkpoint is "
+            "written as 'iter_num'"
         )
 
 
@@ -179,7 +180,7 @@ class StartFromSpec:
     step: Annotated[int | str, kinds.Scalar("step, or `best`", _read_step)] | None = None
     """The step of the checkpoint; `best`: the best one by the run's `checkpoint.keep.best`. null: the newest."""
     load: Annotated[str, kinds.choice(WHOLE, WEIGHTS)] = WHOLE
-    """`everything`: the run goes on where the checkpoint is. `weights`: it begins at step 0, with the weights of the
+    """`everything`: the run continues from the checkpoint. `weights`: it begins at step 0, with the weights of the
     checkpoint's modules."""
 
     @staticmethod
@@ -223,8 +224,8 @@ class KeepSpec:
     """Which checkpoints to keep; all others are deleted after a save. `keep: 3` is short for `keep: {last: 3}`."""
 
     SHORTHAND: ClassVar = "last"
-    last: Annotated[int, kinds.whole_number(1, why="a run resumes from its newest checkpoint, which must be kept")] = 3
-    """How many of the newest; with 1, there is no fallback if it is damaged."""
+    last: Annotated[int, kinds.whole_number(1, why="keep at least 1: a run resumes from its newest checkpoint")] = 3
+    """How many of the newest to keep; with 1, there is no fallback if it is damaged."""
     every_steps: kinds.Positive | None = None
     """Keep the first checkpoint at or after each multiple of this number of steps; null: none."""
     best: BestSpec | None = None
@@ -301,18 +302,18 @@ class CheckpointSpec:
     verify: Annotated[str, kinds.choice(*VERIFY)] = "hashes"
     """How a checkpoint's files are verified before a run resumes from it; `sizes` reads no file."""
     quota: Annotated[int, kinds.Scalar("amount with a unit, such as `100GB`", parse_size, write_size)] | None = None
-    """Disk space for the checkpoints of the run, in units of 1024. Before a save that would exceed it, checkpoints that
-    `keep` does not cover are deleted; if that is not enough, there is a warning. null: no limit."""
+    """Disk space for the checkpoints of the run, in units of 1024. A save that would exceed it first deletes
+    checkpoints that `keep` does not cover; if that is not enough, it warns. null: no limit."""
     glob: Annotated[str, kinds.text("pattern of file names")] | None = None
-    """Where a script that saves by itself puts its checkpoints, relative to `workdir`; the next attempt gets the newest
-    complete one as `{resume_from}` and SLURMTRAIN_RESUME_FROM."""
+    """Where a script that saves on its own writes its checkpoints, relative to `workdir`; the next attempt gets the
+    newest complete one as `{resume_from}` and SLURMTRAIN_RESUME_FROM."""
     format: Annotated[str, kinds.choice(*FORMATS)] = AUTO
-    """The format of what `glob` matches, which decides what is complete; auto recognizes it. With `own` the script
-    finds its checkpoints itself, and none is passed to it."""
+    """The format of the checkpoints that `glob` matches; it decides which are complete. auto recognizes it. With `own`
+    the script finds its checkpoints itself, and slurmtrain passes it none."""
     step: Annotated[str, kinds.text("regular expression, or key", check_step)] | None = None
-    """A regular expression whose one group, or group `step`, is the step in the path of what `glob` matches; or the key
-    of the step inside the checkpoint, such as `iter_num` or `trainer.step`. null: the step inside the checkpoint under
-    a usual name, else in its name."""
+    """Where to find the step of a checkpoint: a regular expression whose one group, or group `step`, matches it in the
+    path; or its key inside the checkpoint, such as `iter_num` or `trainer.step`. null: inside the checkpoint under a
+    usual name, else in its path."""
 
     def conflicts(self) -> Iterator[kinds.Conflict]:
         """Keys that contradict each other, and why."""
@@ -321,7 +322,7 @@ class CheckpointSpec:
         if not self.glob:
             for key in ("format", "step"):
                 if getattr(self, key) != getattr(untouched, key):
-                    yield key, f"{key!r} needs 'glob', which says where the script leaves its checkpoints"
+                    yield key, f"{key!r} needs 'glob': set that to where the script writes its checkpoints"
             return
         for key, does in _UP_TO_THE_SCRIPT.items():
             if getattr(self, key) != getattr(untouched, key):
@@ -335,7 +336,7 @@ def placeholder_problems(command: str, checkpoint: CheckpointSpec) -> Iterator[s
             if name in OF_CHECKPOINT:
                 yield f"'{{{name}?...' does not end in the same argument: with blanks, write it in quotes as a whole"
             elif near := kinds.suggestion(name, OF_CHECKPOINT):
-                yield f"'{{{name}?...}}' is no placeholder{near}"
+                yield f"'{{{name}?...}}' is not a placeholder{near}"
     for name in OF_CHECKPOINT:
         if not re.search(rf"\{{{name}[?}}]", command):
             continue

@@ -326,13 +326,13 @@ class CodeSpec:
 
     SHORTHAND: ClassVar = "mode"
     mode: Annotated[str, choice(SNAPSHOT, NONE)] = SNAPSHOT
-    """`snapshot`: the files as they are when the run is submitted, also after a requeue. `none`: whatever is in
-    `workdir` when an attempt starts. Written out, a snapshot is required; by default there is none where `workdir` is
-    no project's, which `submit` says."""
+    """`snapshot`: the files as they are when the run is submitted, also after a requeue. `none`: the files in `workdir`
+    as they are when an attempt starts. If you set `snapshot`, submitting fails where none can be taken; by default
+    `submit` only says so."""
     include: Patterns = ()
-    """Files that git ignores and the code needs, such as `src/**/*.so`, relative to the repository."""
+    """Files that git ignores but the code needs, such as `src/**/*.so`, relative to the repository."""
     exclude: Patterns = ()
-    """Files that are no code, in the syntax of .gitignore; a `.slurmtrainignore` says the same for all specs."""
+    """Files that are not code, in the syntax of .gitignore; a `.slurmtrainignore` does the same for all specs."""
     max_size: Annotated[int, Scalar("amount with a unit, such as `100MB`", parse_size, write_size)] = 100 << 20
     """How large a snapshot may be, in units of 1024, before it is compressed."""
 

@@ -240,8 +240,8 @@ def find_failures(template: Mapping[str, Any]) -> Iterator[str]:
             key = next((key for key in keys if value_at(template, key.split("."), _ABSENT) is not _ABSENT), None)
             if key is not None and name not in PLACEHOLDERS:
                 yield (
-                    f"nothing replaces {{{name}}}; write ${{{key}}} for the value of that key, or '{{{name}}}', with "
-                    "quotes inside of the command, to pass on the braces"
+                    f"{{{name}}} is not a placeholder; write ${{{key}}} for the value of that key, or '{{{name}}}', "
+                    "with quotes inside the command, to keep the braces"
                 )
 
 
@@ -265,7 +265,7 @@ def find_oversights(plain: Mapping[str, Any]) -> Iterator[tuple[KeyPath, str]]:
     problem = of_shell(words[0]) if words else ""
     if problem or odd:
         why = f": {problem}" if problem else f", and {odd!r} is passed on as it is"
-        yield ("command",), f"no shell runs the command{why}; write {in_shell(command)}, or a script"
+        yield ("command",), f"the command does not run in a shell{why}; write {in_shell(command)}, or a script"
     for path, text in texts_in(plain["params"], ("params",)):
         if NUMBERS.fullmatch(text):
             name = ".".join(path)
@@ -280,8 +280,8 @@ def in_shell(command: str) -> str:
 def of_shell(word: str) -> str:
     """What the first word of a command is, if only a shell can run it; else empty."""
     if word in _BUILTINS:
-        return f"{word!r} is no program, but a command of the shell"
-    return f"{word!r} sets a variable, which only a shell does" if _ASSIGNMENT.match(word) else ""
+        return f"{word!r} is a shell command, not a program"
+    return f"{word!r} sets a variable, and only a shell can do that" if _ASSIGNMENT.match(word) else ""
 
 
 def _words(command: str) -> list[str]:

@@ -268,14 +268,14 @@ def find_contradictions(command: str, launcher: str, ranks: NodeRanks) -> Iterat
         if launched is not None and ranks.world_size > 1:
             counts = " or ".join(map(str, sorted(set(ranks.counts))))
             yield (
-                f"with 'launcher: ranks', {launched.name} would be started {counts} times on each node, and "
-                "each would start ranks of its own: leave 'launcher' out"
+                f"with 'launcher: ranks', {launched.name} would be started {counts} times on each node, and each "
+                "would start its own ranks: leave 'launcher' out"
             )
     elif launched is not None:
         if launched.name == _ACCELERATE and not ranks.are_equal:
             yield (
-                "accelerate starts equally many processes on each node, and components have different numbers of them: "
-                "use torchrun, or set the same 'procs_per_node' for all components"
+                "accelerate starts the same number of processes on each node, and these components have different "
+                "numbers: use torchrun, or set the same 'procs_per_node' for all components"
             )
         yield from _contradicting_options(launched, ranks)
 
@@ -287,15 +287,15 @@ def describe_choice(command: str, launcher: str, *, chosen: bool, on_own_gpus: b
     """
     launched = _find(command)
     if launcher == NODE and chosen:
-        reason = f"'{launched.name}' starts ranks itself" if launched else "the command has placeholders of a node"
+        reason = f"'{launched.name}' starts ranks on its own" if launched else "the command has placeholders of a node"
         added = _added(launched.name, on_own_gpus=on_own_gpus) if launched else ()
         options = f", with {' '.join(added)} added to its options" if added else ""
-        yield f"{reason}: it is started once per node{options} ('launcher: node')"
+        yield f"{reason}, so it is started once per node{options} ('launcher: node')"
     for name in _PORTS if launched else ():
         if launched is not None and "{" not in launched.options.get(name, "{"):
             yield (
-                f"--{name} {launched.options[name]} is a fixed port, which two runs on the same node cannot share: "
-                "without the option each start gets a free one"
+                f"--{name} {launched.options[name]} is a fixed port, and two runs on the same node cannot share it: "
+                "leave the option out, and each start gets a free port"
             )
     if launched is not None and launched.options.get("max_restarts", "0") != "0":
         yield (
@@ -314,7 +314,7 @@ def _contradicting_options(launched: _Launched, ranks: NodeRanks) -> Iterator[st
     decided = (
         (_PROCS_PER_NODE, sorted(set(ranks.counts)), "resources.procs_per_node"),
         (_NODES, [nodes], "resources.nodes"),
-        (_WORLD_SIZE, [ranks.world_size], "the processes of all nodes, by 'resources'"),
+        (_WORLD_SIZE, [ranks.world_size], "the number of processes on all nodes, from 'resources'"),
     )
     for table, expected, key in decided:
         for name in table.get(launched.name, ()):
@@ -322,11 +322,11 @@ def _contradicting_options(launched: _Launched, ranks: NodeRanks) -> Iterator[st
             if value.isdecimal() and [int(value)] != expected:
                 numbers = " or ".join(map(str, expected))
                 yield (
-                    f"{launched.name} is told --{name} {value}, but {key} is {numbers}: leave the option out, it gets "
-                    "the number from slurmtrain"
+                    f"the command has --{name} {value}, but {key} is {numbers}: leave the option out, and "
+                    f"{launched.name} gets the number from slurmtrain"
                 )
     if "standalone" in launched.options and nodes > 1:
-        yield f"with --standalone each of the {nodes} nodes would train for itself: leave it out"
+        yield f"with --standalone each of the {nodes} nodes would train on its own: leave it out"
 
 
 @lru_cache(maxsize=64)  # asked several times for each run of a sweep
@@ -361,7 +361,7 @@ def _find(command: str) -> _Launched | None:
 
 # What srun or mpirun starts, where its words can be told from their options.
 _TRAINER = re.compile(r"python[\d.]*|torchrun|deepspeed|accelerate|(?:ba|da|z|k)?sh")
-_WAITS = "waits for resources that the run's own step holds"
+_WAITS = "would wait for resources that the run's own step holds"
 _MPI = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "orterun", "prterun"})
 # Where a command of a shell begins: a line, what separates commands, an assignment to a variable, a quote.
 _BEGIN = (
@@ -453,10 +453,11 @@ def refused_programs(command: str, launcher: str) -> Iterator[str]:
     if program == "srun" and not (launcher != RANKS and "--overlap" in words):
         yield f"'srun' inside a job {_WAITS}: {instead}; {counts}"
     elif program in ("sbatch", "salloc"):
-        yield f"'{program}' would submit another job, which is what slurmtrain does: {instead}; {counts}"
+        yield f"'{program}' would submit another job, but slurmtrain already submits one: {instead}; {counts}"
     elif program in _MPI and launcher == RANKS:
         yield (
-            f"'{program}' starts ranks itself: {instead}, and slurmtrain starts it; {counts}; or set 'launcher: none' "
+            f"'{program}' starts ranks on its own: {instead}, and slurmtrain starts it; {counts}; or set 'launcher: "
+            "none' "
             f"to start {program} once per node"
         )
 

@@ -164,7 +164,7 @@ class Plan:
     def from_json(cls, data: Mapping[str, Any]) -> Plan:
         """Read ``plan.json`` back. Raises ValueError if it is not a plan, or was made by a newer version."""
         if data.get("schema") != SCHEMA:
-            raise ValueError(f"the plan has schema {data.get('schema')!r}, this version reads {SCHEMA}")
+            raise ValueError(f"the plan has schema {data.get('schema')!r}, but this version reads {SCHEMA}")
         for name, kind in (("workdir", str), ("python", str), ("template", dict)):
             if not isinstance(data.get(name), kind):
                 raise ValueError(f"its {name!r} is missing, or of the wrong type")

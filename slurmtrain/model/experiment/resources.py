@@ -111,7 +111,7 @@ def _parse_count(value: object) -> int:
             raise ValueError(f"expected a whole number, found text ({value!r}); write {int(value)}")
         # What is right has been divided before this is called, unless there is another type.
         gpu_type, count = parse_gpus(value)
-        raise ValueError(f"'{_TYPE}' is another type than {gpu_type}: leave it out, or write {count}")
+        raise ValueError(f"'{_TYPE}' contradicts {gpu_type}: leave it out, or write {count}")
     number: int = kinds.whole_number(0).parse(value)
     return number
 
@@ -140,8 +140,8 @@ def parse_gpus(text: str) -> tuple[str, int]:
         return match["type"], int(match["count"])
     if "," in bare:
         raise ValueError(
-            f"{text!r} has several types of GPUs, and the ranks of a node are alike: write for example "
-            f"{bare.partition(',')[0]}; nodes that differ are 'resources.components'"
+            f"{text!r} has several types of GPUs, but all ranks of a node are alike: write for example "
+            f"{bare.partition(',')[0]}; for different nodes use 'resources.components'"
         )
     if match is not None and _NAME.fullmatch(match["type"]):
         raise ValueError(f"write {bare}, not {text!r}")
@@ -165,7 +165,7 @@ def _check_option(name: object) -> None:
     if option in OPTIONS - PASSED:
         raise ValueError(f"--{option} is not passed on: {SLURM_OPTIONS[option].sbatch}")
     if option not in OPTIONS_OF_COMPONENTS:
-        whole = "it is one of the whole job: write it under 'slurm'"
+        whole = "this option belongs to the whole job: write it under 'slurm'"
         near = kinds.nearest(option, OPTIONS_OF_COMPONENTS)
         raise ValueError(whole if option in OPTIONS else f"unknown option; did you mean {near!r}?" if near else whole)
 
@@ -186,12 +186,11 @@ class ComponentSpec:
     cpus_per_proc: kinds.Positive | None = None
     """CPU cores per process."""
     mem: NodeMemory | None = None
-    """Memory per node; 0: all that it has."""
+    """Memory per node; 0: all of it."""
     slurm: Annotated[dict[str, Any], kinds.Entries(SlurmValue(), "mapping of sbatch options", _check_option)] = field(
         default_factory=dict
     )
-    """Options of sbatch by which the component asks for its nodes, such as `partition`, `constraint`, `gres`,
-    `nodelist`."""
+    """sbatch options that choose the nodes of the component, such as `partition`, `constraint`, `gres`, `nodelist`."""
 
 
 # Its keys that have the value of `resources` where a component leaves them out.
@@ -216,8 +215,12 @@ class Components:
             )
             return ()
         if len(value) < 2:
-            problem = "there is only one component" if value else "there are no components"
-            report(at, f"{problem}, and a heterogeneous job has at least two: without this key, nodes are all alike")
+            problem = "there is only one component" if value else "the list is empty"
+            report(
+                at,
+                f"{problem}, but a heterogeneous job has at least two components: leave this key out if all "
+                "nodes are alike",
+            )
         return kinds.Items(kinds.Section(self.cls), self.text).read(value, at, report)
 
     def write(self, value: Sequence[ComponentSpec]) -> object:
@@ -248,8 +251,8 @@ class ResourcesSpec:
     nodes: Annotated[
         Nodes, kinds.Scalar("whole number, or `{min: N, max: N}`", read_node_range, lambda nodes: nodes.to_dict())
     ] = Nodes(1, 1)
-    """Nodes that train. With `{min: 2, max: 4}` an attempt starts with as many nodes as Slurm gives it; if one is lost,
-    it continues with the others in the same allocation."""
+    """Nodes that train. With `{min: 2, max: 4}` an attempt starts with as many nodes as Slurm gives it; if it loses
+    one, it continues with the others in the same allocation."""
     grow: bool = False
     """Whether an attempt with fewer than `nodes.max` nodes waits for more in a second job, whose nodes join it while it
     runs. Needs `nodes: {min, max}` and Slurm."""
@@ -264,22 +267,22 @@ class ResourcesSpec:
     cpus_per_proc: kinds.Positive = 1
     """CPU cores per process; sets OMP_NUM_THREADS."""
     bind: Annotated[str, kinds.choice(*BINDINGS)] | None = None
-    """What each process is bound to: `cores`, an equal share of the node's cores; `numa`, the CPUs of a NUMA node;
-    `gpu`, those near its GPU; null: nothing. See [slurm.md](../slurm.md#cpus-of-ranks)."""
+    """Which CPUs each process is bound to: `cores`, an equal share of the node's cores; `numa`, the CPUs of a NUMA
+    node; `gpu`, the CPUs near its GPU; null: no binding. See [slurm.md](../slurm.md#cpus-of-ranks)."""
     mem: NodeMemory | None = None
-    """Memory per node, in units of 1024; 0: all that the node has; null: the partition's default. Not enforced by the
-    local executor."""
+    """Memory per node, in units of 1024; 0: all of the node's; null: the partition's default. The local executor does
+    not enforce it."""
     mixed: bool = False
     """Whether nodes may have different GPUs or CPUs; otherwise preflight refuses nodes whose GPUs differ. Each process
-    then gets as many samples of a batch as suit its speed, which the script asks for: `run.share(batch)`, or
+    then gets a share of each batch that suits its speed; the script asks for it with `run.share(batch)` or
     `run.loader(...)`."""
     components: Annotated[tuple[ComponentSpec, ...], Components()] = ()
     """The components of a heterogeneous job, whose nodes differ, instead of `nodes`. See
     [mixed-hardware.md](../mixed-hardware.md#heterogeneous-jobs). null: nodes are all alike."""
     accumulation: kinds.Positive = 1
-    """Gradient accumulation: into how many parts the script divides the batch of each process, so that one fits into
-    memory. The script reads it: `run.accumulation`, SLURMTRAIN_ACCUMULATION. With `grow` it is that on `nodes.max`
-    nodes; on fewer, where each process has more of the batch, there are more parts."""
+    """Gradient accumulation: into how many parts the script divides the batch of each process, so that one part fits
+    into memory. The script reads it from `run.accumulation` or SLURMTRAIN_ACCUMULATION. With `grow` the number is for
+    `nodes.max` nodes; on fewer, each process has more of the batch, in more parts."""
     time: (
         Annotated[
             int,
@@ -311,7 +314,8 @@ class ResourcesSpec:
         if self.grow and self.nodes and self.nodes.min == self.nodes.max:
             yield (
                 "grow",
-                f"it has nothing to grow to: write 'nodes: {{min: {self.nodes.min}, max: {2 * self.nodes.max}}}'",
+                "a fixed number of nodes cannot grow: write "
+                f"'nodes: {{min: {self.nodes.min}, max: {2 * self.nodes.max}}}'",
             )
         has_gpus = any(own.gpus_per_node != 0 for own in [each for _, each in self.by_component()] or [self])
         if self.bind == GPU and not has_gpus:
@@ -324,7 +328,7 @@ class ResourcesSpec:
     def _component_conflicts(self) -> Iterator[kinds.Conflict]:
         total = sum(component.nodes or 0 for component in self.components)
         if self.nodes and self.nodes != Nodes(total, total):
-            yield "nodes", f"components say how many nodes there are, {total}: leave it out"
+            yield "nodes", f"the components already determine the number of nodes, {total}: leave it out"
         # Slurm starts all components or none, and a job that has lost a node has lost a component.
         if self.spares:
             yield "spares", "components have no spare nodes: leave one of the two out"
@@ -335,7 +339,7 @@ class ResourcesSpec:
                 yield "components", f"component {number}: {procs} processes cannot share {gpus} GPUs evenly"
             # Slurm would give it what the component before has.
             if each.mem is None and any(other.mem is not None for other in components):
-                why = "has no 'mem', and another one has: set it for both, or neither"
+                why = "has no 'mem', but another one has: set it for both, or for neither"
                 yield "components", f"component {number} {why}"
 
     @property

@@ -35,7 +35,7 @@ class SimpleCheck:
 
     SHORTHAND: ClassVar = "level"
     level: Level = "fail"
-    """`fail`: a node that fails the check is not used; `warn`: only a warning; `off`: the check does not run."""
+    """`fail`: refuse a node that fails the check; `warn`: only warn; `off`: skip the check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +59,7 @@ class ClockCheck(SimpleCheck):
     def conflicts(self) -> Iterator[kinds.Conflict]:
         """Keys that contradict each other, and why."""
         if self.warn_ms is not None and self.fail_ms is not None and self.warn_ms > self.fail_ms:
-            problem = f"{self.warn_ms:g} is above fail_ms ({self.fail_ms:g}); a warning comes before a failure"
+            problem = f"{self.warn_ms:g} is above fail_ms ({self.fail_ms:g}); a warning must come before a failure"
             yield "warn_ms", f"{problem}: write {self.fail_ms:g}"
 
 
@@ -145,11 +145,11 @@ class BandwidthCheck(SimpleCheck):
     """An all-reduce over the elected network, measured like nccl-tests do. It takes some seconds."""
 
     level: Level = "off"
-    """`fail`: the attempt ends if a node is below the limit; `warn`: only a warning; `off`: the check does not run."""
+    """`fail`: end the attempt if a node is below the limit; `warn`: only warn; `off`: skip the check."""
     size_mb: Annotated[float, kinds.finite_number(0.001)] = 64
     """MB that each rank reduces."""
     min_gb_per_s: kinds.Amount | None = None
-    """GB/s of bus bandwidth that must be reached; null: no limit."""
+    """Required bus bandwidth in GB/s; null: no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -157,7 +157,7 @@ class PreflightSpec:
     """Checks of the nodes before training starts. Each takes just a level (`dns: off`) or a mapping."""
 
     exclude: bool = True
-    """Whether to continue without nodes that failed a check; Slurm then allocates others."""
+    """Whether to start again without nodes that failed a check; Slurm then allocates others."""
     timeout_s: Annotated[float, kinds.finite_number(1)] = 30
     """Seconds that a single check may take."""
     clock: ClockCheck = ClockCheck()
@@ -218,24 +218,27 @@ class OomSpec:
     """What a run gets that ran out of memory: more of it, or smaller parts of its batch."""
 
     mem: Annotated[float, _factor()] = 2.0
-    """If the memory of a node did not suffice: it is started again with so many times its `resources.mem`, in a new job
-    on the cluster."""
+    """When a node ran out of memory: start the run again with this multiple of its `resources.mem`, on a cluster in a
+    new job."""
     at_most: (
         Annotated[int, kinds.Scalar("amount with a unit, such as `64GB`", parse_memory, lambda mib: f"{mib}M")] | None
     ) = None
-    """As long as that is not above this. null: it gets no more memory."""
+    """The limit for `mem`: beyond it the run gets no more memory. null: it never gets more."""
     accumulation: Annotated[int, _factor(whole=True)] | None = None
-    """If a GPU's memory did not suffice, or a node's and it gets no more: it is started again with so many
-    times its `resources.accumulation`. null: it fails."""
+    """When a GPU ran out of memory, or a node and the run gets no more: start it again with this multiple of its
+    `resources.accumulation`. null: the run fails."""
     max_accumulation: Annotated[int, kinds.whole_number(2)] = 16
-    """As long as that is not above this; then it fails."""
+    """The limit for `accumulation`: beyond it the run fails."""
 
     @staticmethod
     def require(written: Mapping[str, Any]) -> None:
         """Raise ValueError unless one of the two keys is ``written`` that say what a run may get."""
         # With a mistake in one of them, or in its name, that is what the user meant to say.
         if written.keys() <= {"mem", "max_accumulation"}:
-            raise ValueError("what may it get? set 'at_most', such as '64GB', or 'accumulation', such as 'x2'")
+            raise ValueError(
+                "nothing says how much more the run may get: set 'at_most', such as '64GB', or "
+                "'accumulation', such as 'x2'"
+            )
 
 
 def oom_conflicts(oom: OomSpec | None, resources: ResourcesSpec) -> Iterator[str]:
@@ -246,9 +249,9 @@ def oom_conflicts(oom: OomSpec | None, resources: ResourcesSpec) -> Iterator[str
     if oom.at_most is not None and resources.components:
         yield "'oom.at_most' raises 'resources.mem', but each component has its own: leave it out"
     elif oom.at_most is not None and mem is None:
-        yield "'oom.at_most' lets it raise 'resources.mem': set 'resources.mem', such as '4GB', too"
+        yield "'oom.at_most' raises 'resources.mem', which is not set: set it, such as '4GB'"
     elif oom.at_most is not None and mem == 0:
-        yield "'oom.at_most' lets it raise 'resources.mem', which is all memory of a node: leave it out"
+        yield "'oom.at_most' raises 'resources.mem', which is all memory of a node already: leave it out"
     elif oom.at_most is not None and 0 < oom.at_most < (mem or 0):
         yield "'oom.at_most' is less than 'resources.mem'"
     # A wrong number is None.
@@ -268,12 +271,12 @@ class RequeueSpec:
     enabled: bool = True
     """Whether an interrupted run is restarted automatically."""
     max_failures: kinds.Count = 3
-    """How many crashes and hangs a run survives, including those handled in place; then it fails. `slurmtrain resume`
+    """How many crashes and hangs a run survives, including restarts in place, before it fails. `slurmtrain resume`
     resets the count."""
     max_node_failures: kinds.Count = 10
-    """How many node failures in a row a run survives without a new checkpoint; then it fails."""
+    """How many node failures in a row, without a new checkpoint, a run survives before it fails."""
     restarts_in_place: kinds.Count = 3
-    """How often the ranks of an attempt are restarted on the same nodes."""
+    """How often the ranks of an attempt are restarted on the same nodes, without a requeue."""
     backoff_s: kinds.Amount = 30
     """Seconds to wait before a restart after a crash; doubled with each further crash."""
     hang_after: Annotated[float, kinds.finite_number(1)] | None = None
@@ -287,13 +290,13 @@ class RequeueSpec:
     """How long before the time limit ranks are asked to stop; null: 90 s on a cluster and 30 s on this machine, a tenth
     of a short limit, and longer if saving is known to take longer."""
     oom: OomSpec | None = None
-    """What a run gets that ran out of memory; null: it fails."""
+    """What to change when a run ran out of memory; null: nothing, the run fails."""
     keep_nodes: Span | None = None
-    """How long a job keeps its nodes after a failure, so that a person can look at them, before the run is started
-    again or fails; null: not at all. On a cluster only."""
+    """How long a job keeps its nodes after a failure, so that you can inspect them, before the run starts again or
+    fails; null: not at all. Slurm only."""
     exit_zero: Annotated[str, kinds.choice(*EXIT_ZERO)] = "auto"
-    """What it means that a script exits with code 0 after it was asked to stop. auto: it stopped, and the run
-    continues, unless its session or trainer has said that the work is done; completed: the work is done."""
+    """How to take exit code 0 of a script that was asked to stop. auto: it stopped, and the run continues, unless its
+    session or trainer reported the work as done; completed: the work is done."""
 
     @property
     def zero_completes(self) -> bool:
@@ -336,7 +339,7 @@ class WandbSpec:
     """`offline` writes directories for `wandb sync`; `online` sends to the server; auto: online if an API key is
     there."""
     dir: Annotated[str, kinds.text("directory")] | None = None
-    """Where it writes the folder `wandb`; null: the runs root."""
+    """The directory for its folder `wandb`; null: the runs root."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -363,7 +366,7 @@ def check_plugin_name(name: str) -> None:
     """Raise ValueError unless this can name a tracker of another package."""
     check_param_name(name, "tracker")
     if name in _OWN:
-        raise ValueError(f"{name} is slurmtrain's own tracker: its settings stand under 'tracking.{name}'")
+        raise ValueError(f"{name} is built into slurmtrain: write its settings under 'tracking.{name}'")
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,16 +405,16 @@ class ScriptMetricsSpec:
     """The metrics of a script that does not call slurmtrain: in the log of rank 0, or in a file that grows."""
 
     pattern: Annotated[str, kinds.text("regular expression", compile_pattern)] | None = None
-    r"""A regular expression with a named group for each metric, such as `loss=(?P<loss>\S+)`, which is searched for in
-    each line of rank 0's log. The groups `step` and `total` are no metrics: they are the finished steps, and how many
-    there will be; `step` alone is enough."""
+    r"""A regular expression that is searched for in each line of rank 0's log, with a named group for each metric, such
+    as `loss=(?P<loss>\S+)`. The groups `step` and `total` are not metrics: they are the number of finished steps, and
+    of all steps; `step` alone is enough."""
     file: Annotated[str, kinds.text("path", _check_file)] | None = None
-    """The script appends a line to this file for each step: `.csv` or `.tsv` with a header, or `.jsonl`; relative to
-    `workdir`; `{run_dir}` and `{checkpoint_dir}` are filled in. Its columns are the metrics."""
+    """A file to which the script appends a line for each step: `.csv` or `.tsv` with a header, or `.jsonl`; relative to
+    `workdir`, and may contain `{run_dir}` and `{checkpoint_dir}`. Its columns are the metrics."""
     step: Annotated[str, kinds.text("regular expression, or column")] | None = None
     """With `pattern`: a regular expression whose one group is the number of finished steps, in the same lines or in
-    others. With `file`: the column with that number. null: the group or column `step`, else lines with metrics are
-    counted."""
+    others. With `file`: the column with that number. null: the group or column `step`, else the number of lines with
+    metrics."""
     total: kinds.Positive | None = None
     """How many steps there will be; null: the group `total`, else unknown."""
 
@@ -436,7 +439,7 @@ class ScriptMetricsSpec:
         groups = re.compile(self.pattern).groupindex
         if not groups.keys() - {TOTAL}:
             example = r"'step (?P<step>\d+)' or 'loss=(?P<loss>\S+)'"
-            yield "pattern", f"it names no metric and no step: give each a named group, such as {example}"
+            yield "pattern", f"it names neither a metric nor a step: give each a named group, such as {example}"
         if self.step is not None:
             if STEP in groups:
                 yield "step", "'pattern' has a group 'step' already"
@@ -458,8 +461,8 @@ class MlflowSpec:
     uri: Annotated[str, kinds.text("URI", check_tracking_uri)] | None = None
     """MLflow tracking URI; null: the configured one, else mlflow.db in the runs root."""
     experiment: Annotated[str, kinds.text("name", check_experiment_name)] | None = None
-    """MLflow experiment; null: the name of the spec's file or, where that says little, as `train` does, its
-    directory's."""
+    """MLflow experiment; null: the name of the spec's file or, if that says little, such as `train`, the name of its
+    directory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -482,9 +485,9 @@ class TrackingSpec:
     live: bool = False
     """Whether trackers that cannot delete points also show points that a rollback may still reach, as `live/NAME`."""
     metrics: ScriptMetricsSpec | None = None
-    """Where step and metrics of a script stand that does not report them itself; null: it does."""
+    """Where to read step and metrics of a script that does not report them itself; null: it reports them."""
     system_metrics: bool = True
-    """Whether each node measures how busy its processors and GPUs are, and their memory."""
+    """Whether each node records the load and memory of its processors and GPUs."""
 
     @property
     def trackers(self) -> Mapping[str, Mapping[str, Any]]:

@@ -22,43 +22,43 @@ from slurmtrain.model.experiment.values import read_sbatch_value
 # script.
 _ADVICE = {
     "as-is": "",
-    "job": "it is an option of the whole job: write it under 'slurm'",
-    "agent": "agents decide what the end of one of them means",
-    "bcast": "srun starts Python, which needs the files around it: copy files in 'setup_node'",
-    "bind": "it would bind the node agent, and all ranks with it: use 'resources.bind'",
-    "clusters": "runs are followed on the cluster that this machine belongs to: submit on a machine of the other one",
+    "job": "this option belongs to the whole job: write it under 'slurm'",
+    "agent": "slurmtrain decides what to do when one of the tasks ends",
+    "bcast": "srun starts Python, and Python needs the files around it: copy files in 'setup_node'",
+    "bind": "it would bind the node agent and all ranks together: use 'resources.bind'",
+    "clusters": "runs can only be followed on the cluster of this machine: submit on a machine of the other cluster",
     "components": "use 'resources.components'",
     "cpus": "use 'resources.cpus_per_proc'",
     "display": "a batch job has no display",
     "env": "use 'env'",
     "gpus": "use 'resources.gpus_per_node', also with a type: 'h100:4'",
-    "help": "it submits nothing; 'sbatch --help' in a shell prints it",
+    "help": "it would submit nothing; call 'sbatch --help' in a shell",
     "input": "jobs read nothing from standard input",
     "label": "logs are kept for each rank",
-    "log": "logs are kept in the run directory: use 'log' for a link of your own to each",
+    "log": "logs are kept in the run directory: set 'log' for links elsewhere",
     "lost": "use a range of 'resources.nodes', or 'resources.spares'",
     "mem": "use 'resources.mem'",
     "multi": "each node runs the same agent",
     "name": "use 'name'",
     "nodes": "use 'resources.nodes'",
     "open-mode": "logs are always appended to",
-    "order": "ranks are counted node by node; 'resources.bind' places the ranks of a node",
-    "overcommit": "each process has CPU cores of its own: use 'resources.cpus_per_proc' for how many",
-    "prolog": "it would run once a node, not for each rank: use 'setup_node'",
+    "order": "ranks are numbered node by node; 'resources.bind' places the ranks of a node",
+    "overcommit": "each process has its own CPU cores: set their number with 'resources.cpus_per_proc'",
+    "prolog": "it would run once per node, not for each rank: use 'setup_node'",
     "pty": "a batch job has no terminal",
     "ranks": "use 'resources.procs_per_node'",
     "reads": "slurmtrain reads the job's id from what sbatch prints",
     "requeue": "use 'requeue.enabled'",
-    "signal": "use 'requeue.lead' for how long before the time limit the job is warned",
-    "srun-wait": "leave it out: agents that are still saving get the time that they need",
-    "step": "the step has the nodes and tasks of the job: use 'resources.nodes' and 'resources.procs_per_node'",
-    "sweep": "use 'sweep', and 'parallel' for how many of its runs run at once",
+    "signal": "set how long before the time limit the job is warned with 'requeue.lead'",
+    "srun-wait": "leave it out: ranks that are still saving get the time that they need",
+    "step": "the step uses the nodes and tasks of the job: use 'resources.nodes' and 'resources.procs_per_node'",
+    "sweep": "use 'sweep', and its key 'parallel' to limit how many run at once",
     "test": "use 'slurmtrain render'",
-    "threads": "there is one task a node: write 'threads-per-core: 1', or 'hint: nomultithread'",
+    "threads": "there is one task per node: write 'threads-per-core: 1', or 'hint: nomultithread'",
     "time": "use 'resources.time'",
-    "tres": "use 'resources.gpus_per_node' and 'resources.cpus_per_proc'; other resources are 'gres', for each node",
-    "user": "a run belongs to who submits it",
-    "void": "no job with an agent would be started",
+    "tres": "use 'resources.gpus_per_node' and 'resources.cpus_per_proc', and 'gres' for other resources of each node",
+    "user": "a run belongs to the user who submits it",
+    "void": "slurmtrain would not run in the job",
     "wait": "use 'slurmtrain submit --wait'",
     "workdir": "use 'workdir'; the job itself is submitted from the run directory",
     "wrap": "use 'command'",
@@ -218,12 +218,12 @@ def _advice_on_gpus(name: str, value: str, nodes: int | None) -> str:
     rest = ",".join(item for item in items if not pattern.fullmatch(item))
     kept = f", beside 'gres: {rest}'" if rest else ""
     if len(gpus) > 1:
-        return f"ranks follow the number of GPUs: use 'resources.gpus_per_node' for one type of them{kept}"
+        return f"the number of ranks depends on the GPUs: use 'resources.gpus_per_node' for one type{kept}"
     if not gpus or not nodes or int(gpus[0]["count"] or 1) % nodes:
         return ""
     count = int(gpus[0]["count"] or 1) // nodes
     typed = f"{gpus[0]['type']}:{count}" if gpus[0]["type"] else count
-    return f"ranks follow the number of GPUs: use 'resources.gpus_per_node: {typed}'{kept}"
+    return f"the number of ranks depends on the GPUs: use 'resources.gpus_per_node: {typed}'{kept}"
 
 
 # sbatch(1), filename pattern: a number before the letter is the width of a zero-padded number.
@@ -237,18 +237,18 @@ def check_log(pattern: str) -> None:
     if re.search(r"[\x00-\x1f\x7f]", pattern):
         raise ValueError("a control character cannot be used here")
     if "\\" in pattern:
-        raise ValueError("Slurm takes what follows a backslash literally, and this does not: leave the backslash out")
+        raise ValueError("slurmtrain does not support backslashes here: leave the backslash out")
     letters = {match[2] for match in _LOG_PATTERN.finditer(pattern)}
     strange = sorted(letters - {*LETTERS, "%"})
     if strange:
         letters_here = ", ".join(f"%{letter}" for letter in LETTERS)
-        raise ValueError(f"%{strange[0]} stands for nothing here; these do: {letters_here}, and %% is a percent sign")
+        raise ValueError(f"%{strange[0]} is not supported here; use {letters_here}, or %% for a percent sign")
     if pattern.endswith("/"):
         raise ValueError(f"expected the path of a file, such as {_LOG_EXAMPLE}, found {pattern!r}")
     if "j" not in letters and not {"A", "a"} <= letters:
         stem, dot, suffix = pattern.rpartition(".")
         name = f"{stem}-%j.{suffix}" if dot and stem and "/" not in suffix else f"{pattern}-%j"
-        raise ValueError(f"{pattern!r} is the same for every run, since it lacks the job's id; write {name}")
+        raise ValueError(f"{pattern!r} is the same for every run because it lacks the job's id; write {name}")
 
 
 def fill_log(pattern: str, facts: Mapping[str, str]) -> str:
@@ -279,7 +279,7 @@ _LETTERS = {
     for program in _LISTS
 }
 _ALL = "; 'sbatch --help' lists all"
-_ELSEWHERE = f"; one that a plug-in of your site adds goes into the list slurm.{SBATCH}: {{0!r}}"
+_ELSEWHERE = f"; an option that a plug-in of your cluster adds goes into the list slurm.{SBATCH}: {{0!r}}"
 # How similar an option must be to a known one to be a slip beyond doubt, and no option of a plug-in.
 _SLIP = 0.85
 # Returns the options that the site's own sbatch has, options of plug-ins included; none where there is no sbatch. It is
@@ -292,7 +292,7 @@ def check_sbatch_option(name: object) -> None:
     if not isinstance(name, str):
         raise ValueError(f"expected the long name of an sbatch option, found {type_name(name)} ({name!r})")
     if not _NAME.fullmatch(canonical_option(name)):
-        raise ValueError(f"{name!r} cannot name an option of sbatch")
+        raise ValueError(f"{name!r} cannot be the name of an sbatch option")
 
 
 def refused_options(
@@ -330,11 +330,11 @@ def _listed_problem(program: str, typed: str, nodes: int | None) -> str:
     if advice:
         return f"--{option} is not passed on: {advice}"
     if advice is None and option in SLURM_OPTIONS:
-        return f"--{option} is no option of {program}: only {SRUN if program == SBATCH else SBATCH} has it"
+        return f"--{option} is not an option of {program}: only {SRUN if program == SBATCH else SBATCH} has it"
     if advice is None:
         # getopt_long(3) takes the beginning of a name for the whole.
         whole = next((each for each in sorted(SLURM_OPTIONS) if each.startswith(option)), None)
-        return f"--{name} is no option of {program}: did you mean '--{whole}'?" if whole else ""
+        return f"--{name} is not an option of {program}: did you mean '--{whole}'?" if whole else ""
     if value is True and SLURM_OPTIONS[option].takes_value == "=":
         return f"--{option} needs a value: write '--{option}=...'"
     return ""
@@ -444,7 +444,7 @@ def long_option(program: str, typed: object) -> str:
         return f"--{option.name}"
     if not option.takes_value or short[2].startswith("="):
         raise ValueError(
-            f"{typed!r} is not how {program} has it: write '--{option.name}{'=...' if option.takes_value else ''}'"
+            f"{program} spells {typed!r} differently: write '--{option.name}{'=...' if option.takes_value else ''}'"
         )
     return f"--{option.name}={_unquoted(short[2])}"
 

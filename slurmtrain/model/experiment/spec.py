@@ -60,73 +60,74 @@ class Spec:
     name: Annotated[str, kinds.text("name", check_name)] = ""
     """Name of the run; by default the file's name."""
     command: Annotated[str, kinds.text("command", check_command), kinds.REQUIRED] = ""
-    """What each process runs. `python` is the one on the submitter's PATH, unless `setup` changes that.
-    `{resume_from}`, `{resume_dir}`, `{resume_tag}`, `{run_dir}`, `{checkpoint_dir}`, `{run_id}` and `{attempt}` are
-    substituted; `{resume_from?TEXT}` is the text if there is a checkpoint, else nothing. No shell is involved."""
+    """What each process runs, without a shell. `python` is the one on the submitter's PATH, unless `setup` changes
+    that. `{resume_from}`, `{resume_dir}`, `{resume_tag}`, `{run_dir}`, `{checkpoint_dir}`, `{run_id}` and `{attempt}`
+    are replaced by their values; `{resume_from?TEXT}` becomes TEXT if there is a checkpoint, else nothing."""
     launcher: Annotated[str, kinds.choice(*LAUNCHERS)] | None = None
-    """What starts the processes that train. `ranks`: slurmtrain, `procs_per_node` on each node. `node`: the command,
-    such as torchrun, which is started once per node. `none`: the same, without variables that a library takes for its
-    own. null: `node` if the command starts with torchrun, accelerate launch or deepspeed, else `ranks`."""
+    """Who starts the processes that train. `ranks`: slurmtrain starts the command `procs_per_node` times on each node.
+    `node`: slurmtrain starts it once per node, and the command, such as torchrun, starts the rest. `none`: as `node`,
+    without the environment variables of a distributed launch. null: `node` if the command starts with torchrun,
+    accelerate launch or deepspeed, else `ranks`."""
     completed_by: Annotated[str, kinds.choice(ALL, NODE_0)] = ALL
-    """With `launcher: node` or `none`: whose command must have ended with code 0 for the run to be completed. `node0`:
-    the first node's, whereupon the commands of other nodes are asked to stop, as Ray's workers and data services must
-    be; `all`: every node's."""
+    """With `launcher: node` or `none`: whose command must end with code 0 to complete the run. `all`: every node's.
+    `node0`: the first node's; the commands of the other nodes are then asked to stop, as Ray's workers and data
+    services need."""
     workdir: Annotated[str, kinds.text("directory")] | None = None
     """Where the command runs; null: the directory where `submit` was called."""
     log: Annotated[str, kinds.text("path such as `logs/%x-%j.out`", check_log)] | None = None
-    """The path of a link to the log of rank 0 of each attempt, relative to `workdir`, with sbatch's patterns: `%x` is
-    the name, `%j` the job's id, `%A_%a` an element of an array, `%u` the user, `%N` the first node. Logs
-    themselves are in the run directory. null: none."""
+    """Where to put a link to the log of rank 0 of each attempt, relative to `workdir`, with sbatch's patterns: `%x` is
+    the name, `%j` the job's id, `%A_%a` an element of an array, `%u` the user, `%N` the first node. The logs themselves
+    stay in the run directory. null: no link."""
     code: CodeSpec = CodeSpec()
     """Which code the run executes, also after a requeue."""
     after: Annotated[tuple[str, ...], DEPENDENCIES] = ()
-    """Runs that must have completed before this one starts, by name or id; also the id of a sweep, for all of its runs.
-    A name means the spec of that name in the same `submit`, else the newest submission of that name. `afterany:NAME`:
-    they must have ended, however. See [chains.md](../chains.md)."""
+    """Runs that must have completed before this one starts, by name or id, or by the id of a sweep for all its runs. A
+    name means the spec of that name in the same `submit`, else the newest submission of that name. `afterany:NAME`:
+    they must have ended, in any way. See [chains.md](../chains.md)."""
     params: Params = field(default_factory=dict)
     """Parameters of the script, which sweeps vary and MLflow logs."""
     seed: Annotated[int, kinds.whole_number(0, _LARGEST_SEED)] | None = None
-    """Seeds the random numbers of Python, NumPy and torch, the same in all ranks, and Python's hashes of text; null:
-    they differ each time."""
+    """The seed for Python, NumPy and torch, the same in all ranks, and for Python's hashes of text; null: random each
+    time."""
     deterministic: bool = False
-    """Whether torch uses only algorithms that give the same bits each time. Some are slower, and an operation that has
-    none fails."""
+    """Whether torch uses only algorithms that give the same bits each time. Some are slower, and an operation without
+    one fails."""
     strategy: StrategySpec | None = None
-    """How `run.parallelize(model)` distributes the model over the processes; null: as `ddp`. See
+    """How `run.parallelize(model)` distributes the model over the processes; null: `ddp`. See
     [strategies.md](../strategies.md)."""
     resources: ResourcesSpec = ResourcesSpec()
     """Resources of the run."""
     slurm: Annotated[dict[str, Any], SLURM_SECTION] = field(default_factory=dict)
-    """sbatch options by their long names, with `-` or `_`, also of the site's plug-ins: see
-    [slurm-options.md](slurm-options.md). true means without a value, false or null omits it. `sbatch` and `srun` hold
-    lists of options as they are typed."""
+    """sbatch options by their long names, with `-` or `_`, including options of the site's plug-ins: see
+    [slurm-options.md](slurm-options.md). true passes the option without a value, false or null omits it. `sbatch` and
+    `srun` hold lists of options as you would type them."""
     network: NetworkSpec = NetworkSpec()
     """How nodes communicate."""
     preflight: PreflightSpec = PreflightSpec()
-    """Checks of the nodes before training starts."""
+    """How nodes are checked before training starts."""
     checkpoint: CheckpointSpec = CheckpointSpec()
     """When to save checkpoints, and which to keep."""
     start_from: StartFromSpec | None = None
     """The checkpoint of another run to begin with; null: none."""
     requeue: RequeueSpec = RequeueSpec()
-    """What happens to an interrupted run."""
+    """What happens when a run is interrupted."""
     tracking: TrackingSpec = TrackingSpec()
     """Experiment tracking."""
     env: Variables = field(default_factory=dict)
     """Environment variables of the processes. Values of variables whose names end in TOKEN, KEY, PASSWORD, PASSWD,
     SECRET or CREDENTIAL, and URLs with a password, are never recorded."""
     setup: ShellBlock = ()
-    """Shell lines, such as `module load cuda`, that run once, on the first node, before everything else; what they
-    export reaches all nodes. A line that fails ends the attempt. See [setup.md](../setup.md). They are recorded:
+    """Shell lines, such as `module load cuda`, that run once, on the first node, before everything else; all nodes get
+    the variables that they export. A line that fails ends the attempt. See [setup.md](../setup.md). They are recorded:
     secrets belong in `env`."""
     setup_node: ShellBlock = ()
-    """The same on each node, before its ranks; what they export reaches the ranks of the node."""
+    """Shell lines that run on each node before its ranks; the ranks of the node get the variables that they export."""
     sidecars: Lines = ()
-    """Commands, as lines of shell, that run beside the ranks on each node, such as monitors and servers, and end with
-    the attempt. If one of them ends by itself, the run goes on."""
+    """Shell commands, such as monitors and servers, that run beside the ranks on each node and end with the attempt. If
+    one ends by itself, the run continues."""
     teardown: ShellBlock = ()
-    """Shell lines that run on each node after its ranks, however these ended, also without any, for at most a minute,
-    and within the grace of a stop."""
+    """Shell lines that run on each node after its ranks, however these ended and even if none started. They have at
+    most a minute, within the grace of a stop."""
 
     @property
     def per_node(self) -> bool:
@@ -157,7 +158,7 @@ class Spec:
                 yield "slurm", f"{name!r} and 'resources.mem' exclude each other; keep one of them"
         lead, limit = self.requeue.lead, self.resources.time
         if lead is not None and limit is not None and lead >= limit:
-            why = f"'lead' asks ranks to stop {lead} s before the time limit, and 'resources.time' is {limit} s"
+            why = f"'lead' asks ranks to stop {lead} s before the time limit, but 'resources.time' is only {limit} s"
             yield "requeue", f"{why}: write 'lead: {max(1, limit // 10)}s', or raise 'resources.time'"
         if self.completed_by == NODE_0 and self.command and (self.launcher or choose_launcher(self.command)) == RANKS:
             cure = "leave this out, or set 'launcher: none' for a command that is started once per node"

@@ -69,7 +69,7 @@ class MixedPrecisionKind:
         precisions = _BY_HARDWARE.read(value, at, report)
         if DEFAULT not in precisions:
             hint = next(filter(None, (kinds.suggestion(name, [DEFAULT]) for name in precisions)), "")
-            report(at, f"expected an entry 'default', for hardware that no other one is for{hint}")
+            report(at, f"add an entry 'default', for hardware without an entry of its own{hint}")
         return precisions
 
     def write(self, value: MixedPrecision) -> object:
@@ -89,10 +89,10 @@ class ActivationCheckpointing:
         return value if value is None or isinstance(value, Mapping) else {"wrap": value}
 
     wrap: Annotated[tuple[str, ...], kinds.Items(kinds.text("name of a class"), "list of classes")] = ()
-    """The classes of these modules, such as `[Block]`; if empty, those elements of the model's module lists and
-    sequences that consist of modules themselves."""
+    """The classes of these modules, such as `[Block]`; if empty, all elements of the model's module lists and sequences
+    that consist of modules themselves."""
     save: Annotated[tuple[str, ...], kinds.Items(kinds.text("name of an operator"), "list of operators")] = ()
-    """Operators of torch whose results are kept nevertheless, such as `[mm, addmm]`, the slow ones."""
+    """Operators of torch whose results are kept anyway, such as the slow ones, `[mm, addmm]`."""
 
 
 # As torch's -1 in the shape of a view: what the others leave.
@@ -110,14 +110,14 @@ class MeshSpec:
     """How many processes each dimension of the mesh has. Their product is the number of processes."""
 
     pp: MeshSize = 1
-    """How many processes have the stages of the model, one after the other (pipeline parallelism). -1: what the other
+    """Pipeline parallelism: over how many processes the stages of the model are divided. -1: as many as the other
     dimensions leave."""
     dp: MeshSize = REST
-    """How many parts the batch has (data parallelism); `name` says what each of them holds. -1: what the other
-    dimensions leave."""
+    """Data parallelism: into how many parts the batch is divided; `name` says how the model is held in each. -1: as
+    many as the other dimensions leave."""
     tp: MeshSize = 1
-    """Over how many processes each layer of the `plan` is divided (tensor parallelism): neighbouring ranks, best on one
-    node. -1: what the other dimensions leave."""
+    """Tensor parallelism: over how many processes each layer of the `plan` is divided; these are neighbouring ranks,
+    best on one node. -1: as many as the other dimensions leave."""
 
     @property
     def is_whole(self) -> bool:
@@ -238,9 +238,9 @@ def hook_conflicts(strategy: StrategySpec) -> Iterator[kinds.Conflict]:
         if owner != strategy.hook and strategy.is_set(option):
             yield option, f"it has no effect without 'hook: {owner}'; leave it out"
     if strategy.hook in WITH_FEEDBACK and strategy.static_graph:
-        yield "static_graph", f"'hook: {strategy.hook}' needs its buckets before the first step has shown the graph"
+        yield "static_graph", f"'hook: {strategy.hook}' needs its buckets before the first step reveals the graph"
     if strategy.hook in WITH_FEEDBACK and may_be(strategy.mixed_precision, FP16):
-        yield "hook", "infinite gradients of 'mixed_precision: fp16' would stay in what the hook has not sent: use bf16"
+        yield "hook", "infinite gradients of 'mixed_precision: fp16' would stay in the hook's buffers: use bf16"
     remembers = strategy.use_error_feedback or strategy.warm_start
     if strategy.hook == POWERSGD and remembers and strategy.start_powersgd_iter < 2:
         yield (
@@ -289,61 +289,62 @@ class StrategySpec:
     name: Annotated[str, kinds.choice(*STRATEGIES, meant=_MEANT)] = DDP
     """`ddp`: each process has the whole model. `fsdp`: parameters, gradients and the optimizer's state are sharded over
     all processes. `hsdp`: sharded within each node, and replicated across nodes. `zero1`: as `ddp`, but each process
-    has a share of the optimizer's state, which takes `run.optimizer(...)`. `tensor`: layers are divided over all
-    processes, or the dimension `tp` of the `mesh`. `pipeline`: the model's parts are divided over all
-    processes, or the dimension `pp`, which takes `run.forward_backward(...)`. `dp`: a single process, which
-    divides each batch over its GPUs: for comparison, since `ddp` is faster."""
+    has a share of the optimizer's state; needs `run.optimizer(...)`. `tensor`: layers are divided over all processes,
+    or over the dimension `tp` of the `mesh`. `pipeline`: the model's parts are divided over all processes, or over the
+    dimension `pp`; needs `run.forward_backward(...)`. `dp`: a single process divides each batch over its GPUs; only for
+    comparison, since `ddp` is faster."""
     mixed_precision: Annotated[MixedPrecision, MixedPrecisionKind()] = None
-    """The precision of the model's forward and backward passes; null: as its parameters have. For the optimizer and in
-    checkpoints parameters stay as they are, and the model's output is fp32. `fp16` scales the loss, which takes
-    `run.backward(loss)` and `run.optimizer(...)`. `auto`, with `ddp` and `zero1`: `bf16` on hardware that has it,
-    `fp16` on other. A mapping, with these, from parts of the names of GPUs, `CPU` and `default`: `{default: bf16, V100:
-    fp16}`, also to `fp32`."""
+    """The precision of the model's forward and backward passes; null: the precision of its parameters. The optimizer
+    and checkpoints keep the parameters as they are, and the model's output is fp32. `fp16` scales the loss, and needs
+    `run.backward(loss)` and `run.optimizer(...)`. With `ddp` and `zero1` also `auto`: `bf16` on hardware that has it,
+    `fp16` elsewhere; or a mapping from parts of GPU names, `CPU` and `default` to `bf16`, `fp16` or `fp32`, such as
+    `{default: bf16, V100:
+    fp16}`."""
     activation_checkpointing: ActivationCheckpointing | None = None
-    """Which modules compute their activations again in the backward pass, instead of keeping them: `true`, classes such
-    as `[Block]`, or a section. It takes less memory, and more time."""
+    """Which modules recompute their activations in the backward pass instead of keeping them: `true`, classes such as
+    `[Block]`, or a section. This saves memory and costs time."""
     bucket_cap_mb: Annotated[float, kinds.finite_number(0.001)] | None = None
     """`ddp`, `zero1`: the size in MiB of buckets of gradients; null: torch's."""
     static_graph: bool = False
     """`ddp`, `zero1`: whether each step uses the same parameters, in the same order."""
     gradient_as_bucket_view: bool = False
-    """`ddp`, `zero1`: whether gradients are views of the buckets, which saves their copy."""
+    """`ddp`, `zero1`: whether gradients are views of the buckets, which saves a copy."""
     find_unused_parameters: bool = False
     """`ddp`, `zero1`: whether some parameters may have no gradient in some steps."""
     hook: Annotated[str, kinds.choice(*HOOKS)] | None = None
     """`ddp`, `zero1`: the communication hook by which gradients are reduced; null: none. `bf16` and `fp16` compress
-    them to 16 bits; gradients beyond 65,504 overflow in `fp16`. `powersgd`: matrices as products of two that have few
-    columns. `topk`: only the largest, the others are added to the next step's. `hierarchical`: whole, first
-    within each node, then across nodes, each process a part of them."""
+    them to 16 bits; gradients beyond 65,504 overflow in `fp16`. `powersgd`: matrices as products of two thin ones.
+    `topk`: only the largest; the rest is added to the next step's. `hierarchical`: without compression, first within
+    each node, then across nodes, each process a part."""
     matrix_approximation_rank: kinds.Positive = 1
     """`hook: powersgd`: how many columns the two matrices have."""
     start_powersgd_iter: kinds.Count = 1000
     """`hook: powersgd`: how many steps are reduced without compression before it begins; at least 2 with
     `use_error_feedback` or `warm_start`."""
     min_compression_rate: kinds.Amount = 2.0
-    """`hook: powersgd`: matrices that become less than so many times smaller are sent whole."""
+    """`hook: powersgd`: matrices that compression makes smaller by less than this factor are sent whole."""
     use_error_feedback: bool = True
-    """`hook: powersgd`: whether what is lost is added to the gradients of the next step."""
+    """`hook: powersgd`: whether the compression error is added to the gradients of the next step."""
     warm_start: bool = True
-    """`hook: powersgd`: whether a step begins with the matrices of the step before."""
+    """`hook: powersgd`: whether each step starts from the matrices of the previous one."""
     orthogonalization_epsilon: kinds.Amount = 0.0
-    """`hook: powersgd`: what is added to norms of columns, such as 1e-8 where gradients may be zero."""
+    """`hook: powersgd`: a small number added to the norms of columns, such as 1e-8 if gradients may be zero."""
     batch_tensors_with_same_shape: bool = False
     """`hook: powersgd`: whether matrices of the same shape are computed together."""
     density: Annotated[float, kinds.finite_number(1e-6, 1)] = 0.01
     """`hook: topk`: the part of the gradients of a bucket that is sent."""
     reshard_after_forward: bool = True
     """`fsdp`, `hsdp`: true: gathered parameters are freed after the forward pass, and gathered again for the backward
-    pass (as ZeRO-3). false: they are kept in between (as ZeRO-2): faster, and takes more memory."""
+    pass (as in ZeRO-3). false: they are kept in between (as in ZeRO-2), which is faster and takes more memory."""
     wrap: Annotated[tuple[str, ...], kinds.Items(kinds.text("name of a class"), "list of classes")] = ()
     """`fsdp`, `hsdp`: the classes of the modules that are gathered one at a time, such as `[Block]`; if empty, the
     elements of the model's module lists and sequences."""
     offload: bool = False
-    """`fsdp`, `hsdp`: whether shards of parameters, gradients and the optimizer's state are kept in the memory of the
-    node, where the optimizer steps too; takes `resources.mem`."""
+    """`fsdp`, `hsdp`: whether shards of parameters, gradients and the optimizer's state are kept in the node's memory,
+    and the optimizer steps there too; needs `resources.mem`."""
     reduce_dtype: Annotated[str, kinds.choice(BF16, FP32)] | None = None
-    """`fsdp`, `hsdp`: the precision of reductions of gradients; null: fp32 with `mixed_precision`, else that of the
-    parameters."""
+    """`fsdp`, `hsdp`: the precision in which gradients are reduced; null: fp32 with `mixed_precision`, else the
+    precision of the parameters."""
 
     mesh: MeshSpec | None = None
     """How the processes are arranged, such as `{dp: 2, tp: 4}`; null: one dimension."""
@@ -351,18 +352,18 @@ class StrategySpec:
         default_factory=dict
     )
     """With tensor parallelism: how modules are divided, by their names, where `*` stands for one part:
-    `{blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}`; if empty, that of the model itself, its `tensor_plan`.
-    `colwise`: by output features. `rowwise`: by input features, such as a `colwise` layer before it has. `colwise_rep`:
-    as `colwise`, and the outputs are gathered. `sequence_parallel`: a norm or dropout, which is divided with
-    `sequence_parallel: true`. `replicated_with_grad_allreduce`: what each process applies to its features, such as a
-    norm of each head."""
+    `{blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}`; if empty, the model's own `tensor_plan`. `colwise`: by
+    output features. `rowwise`: by input features, as after a `colwise` layer. `colwise_rep`: as `colwise`, with the
+    outputs gathered. `sequence_parallel`: a norm or dropout that `sequence_parallel: true` divides.
+    `replicated_with_grad_allreduce`: a module that each process applies to its own features, such as a norm of each
+    head."""
     sequence_parallel: bool = False
-    """With tensor parallelism: whether what lies between the divided layers is divided too, along the last dimension
-    but one; takes a plan that has all modules with parameters."""
+    """With tensor parallelism: whether activations between the divided layers are divided too, along the last dimension
+    but one; needs a plan with all modules that have parameters."""
 
     schedule: Annotated[str, _SCHEDULE] = DEFAULT_SCHEDULE
-    """With a pipeline: the order of microbatches in its stages, one of torch's schedules. With `gpipe` and
-    `1f1b` each process has one stage, with the others two."""
+    """With a pipeline: the order of microbatches in its stages, one of torch's schedules. With `gpipe` and `1f1b` each
+    process has one stage, with the other schedules two."""
     microbatches: kinds.Positive | None = None
     """With a pipeline: into how many microbatches the batch of a step is divided, each of them further by
     `resources.accumulation`; null: one for each process of the pipeline."""
@@ -403,17 +404,17 @@ class StrategySpec:
         yield from self._conflicts_of_mesh()
         for option, owners in _OWNERS.items():
             if self.name not in owners and self.is_set(option):
-                yield option, f"it has no effect on {self.name!r}; it belongs to {' and '.join(owners)}; leave it out"
+                yield option, f"it has no effect on {self.name!r}, only on {' and '.join(owners)}; leave it out"
         if self.name in REPLICATED:
             yield from hook_conflicts(self)
         if is_by_hardware(self.mixed_precision) and (self.name not in REPLICATED or self.is_sharded):
             yield (
                 "mixed_precision",
-                "precisions by hardware need gradients that are reduced in float32 whatever they were computed in: "
-                "use 'ddp' or 'zero1' without a 'mesh', or one of bf16 and fp16",
+                "different precisions by hardware need gradients that are reduced in float32: use 'ddp' or 'zero1' "
+                "without a 'mesh', or one of bf16 and fp16",
             )
         if self.mixed_precision == FP16 and self.reduce_dtype == BF16:
-            yield "reduce_dtype", "gradients of 'mixed_precision: fp16' have more bits than bf16: leave it out"
+            yield "reduce_dtype", "gradients of 'mixed_precision: fp16' have more bits than bf16 keeps: leave it out"
 
     def _conflicts_of_mesh(self) -> Iterator[kinds.Conflict]:
         for dimension, name, is_used, keys in (
@@ -427,16 +428,16 @@ class StrategySpec:
         if not (self.is_tensor_parallel or self.is_pipeline):
             return
         if self.name == DP:
-            yield "mesh", "'dp' is a single process, which has no other to divide the model with: use 'ddp'"
+            yield "mesh", "'dp' is a single process, so there is no other to divide the model with: use 'ddp'"
         if self.name == ZERO1:
-            yield "mesh", "'zero1' cannot divide the model, too: use 'fsdp', which also shards the optimizer's state"
+            yield "mesh", "'zero1' cannot divide the model as well: use 'fsdp', which also shards the optimizer's state"
         if self.name == HSDP and self.is_pipeline:
             yield "mesh", "'hsdp' arranges shards by nodes, and a pipeline its stages: use 'fsdp' or 'ddp'"
         for option, owners in _OWNERS.items():
             if owners == REPLICATED and self.is_set(option):
                 yield (
                     option,
-                    "it has no effect where the model is divided: gradients are reduced otherwise there; leave it out",
+                    "it has no effect on a divided model, which reduces gradients differently; leave it out",
                 )
 
 
@@ -448,10 +449,10 @@ def placement_conflicts(strategy: StrategySpec, *, least: int, ranks: NodeRanks,
     """
     world_size = ranks.world_size
     if strategy.name == HSDP and len(ranks.counts) == 1:
-        yield "'hsdp' replicates the model across nodes, and there is only one: use 'fsdp', or raise 'resources.nodes'"
+        yield "'hsdp' replicates the model across nodes, but there is only one: use 'fsdp', or raise 'resources.nodes'"
     elif strategy.name == HSDP and not ranks.are_equal:
         yield (
-            "'hsdp' shards the model in the same way within each node, and nodes have different numbers of processes: "
+            "'hsdp' shards the model in the same way within each node, but nodes have different numbers of processes: "
             "use 'fsdp', or set the same 'procs_per_node' for all components"
         )
     elif strategy.name == HSDP and world_size == len(ranks.counts):
@@ -461,12 +462,12 @@ def placement_conflicts(strategy: StrategySpec, *, least: int, ranks: NodeRanks,
         )
     if strategy.hook == HIERARCHICAL and (len(ranks.counts) == 1 or world_size == len(ranks.counts)):
         where = "there is only one node" if len(ranks.counts) == 1 else "each node has only one process"
-        yield f"'hook: hierarchical' reduces within nodes and then across them, and {where}: leave it out"
+        yield f"'hook: hierarchical' reduces within nodes and then across them, but {where}: leave it out"
     elif strategy.hook == HIERARCHICAL and not ranks.are_equal:
         yield "'hook: hierarchical' needs the same number of processes on each node: leave it out"
     if strategy.name == DP and world_size > 1:
         yield (
-            f"'dp' is a single process, and there are {world_size}: set 'resources.nodes' and "
+            f"'dp' is a single process, but there are {world_size}: set 'resources.nodes' and "
             "'resources.procs_per_node' to 1, or use 'ddp'"
         )
     yield from _layout_conflicts(strategy, least, ranks)
@@ -493,27 +494,27 @@ def _layout_conflicts(strategy: StrategySpec, least: int, ranks: NodeRanks) -> I
     schedule = SCHEDULES[strategy.schedule]
     if schedule.fills and strategy.microbatches is not None and strategy.microbatches < pp:
         yield (
-            f"'microbatches: {strategy.microbatches}' are fewer than the {pp} processes of the pipeline, which "
-            f"'schedule: {strategy.schedule}' needs: raise it, or use gpipe"
+            f"'schedule: {strategy.schedule}' needs at least as many microbatches as the pipeline has processes, "
+            f"{pp}, and 'microbatches' is {strategy.microbatches}: raise it, or use gpipe"
         )
     stages = pp * schedule.per_rank
     if strategy.split and len(strategy.split) != stages - 1:
-        yield f"'split' makes {len(strategy.split) + 1} stages, and 'schedule: {strategy.schedule}' needs {stages}"
+        yield f"'split' makes {len(strategy.split) + 1} stages, but 'schedule: {strategy.schedule}' needs {stages}"
 
 
 def mixed_conflicts(strategy: StrategySpec | None, *, deterministic: bool) -> Iterator[str]:
     """Why ``resources.mixed`` does not suit a ``strategy``, or ``deterministic``, as sentences."""
     if deterministic:
-        yield "'mixed' divides batches by measured times, which no two runs repeat: not 'deterministic'"
+        yield "'mixed' divides batches by measured times, and no two runs repeat those: leave 'deterministic' out"
     if strategy is None:
         return
     if strategy.name not in REPLICATED or strategy.is_tensor_parallel:
         yield (
-            "'mixed' divides batches by the speed of each process, which is known only where none waits for others "
-            "before it has its gradients: with 'strategy: ddp' or 'zero1', without a 'mesh'"
+            "'mixed' needs the speed of each process, and that can only be measured if none waits for others before "
+            "it has its gradients: use 'strategy: ddp' or 'zero1', without a 'mesh'"
         )
     elif strategy.hook == POWERSGD:
-        yield "'mixed' needs the speed of each process, and with 'hook: powersgd' they wait for others"
+        yield "'mixed' needs the speed of each process, and with 'hook: powersgd' processes wait for each other"
     elif strategy.static_graph:
         yield (
             "with 'mixed' processes may divide their samples into different numbers of microbatches, each of which "
@@ -533,6 +534,6 @@ def crossing_layers(strategy: StrategySpec, ranks: NodeRanks) -> str | None:
     if len(ranks.counts) == 1 or not any(count % tp for count in ranks.counts):
         return None
     return (
-        f"each layer is divided over {tp} processes (tp), and a node has {min(ranks.counts)}: what layers send in "
-        "every step crosses the network between nodes; 'tp' should divide 'resources.procs_per_node'"
+        f"each layer is divided over {tp} processes (tp), but a node has {min(ranks.counts)}, so layers communicate "
+        "between nodes in every step; 'tp' should divide 'resources.procs_per_node'"
     )

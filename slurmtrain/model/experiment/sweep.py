@@ -71,11 +71,11 @@ def packing_problem(resources: ResourcesSpec, pack: Pack, slurm: Mapping[str, An
             "sweep.pack"
         )
     if resources.bind:
-        return "sweep.pack: runs that share a job are bound to no CPUs: remove resources.bind, or sweep.pack"
+        return "sweep.pack: runs that share a job cannot be bound to CPUs: remove resources.bind, or sweep.pack"
     if pack.share_gpu and not resources.gpus_per_node:
         return "sweep.pack.share_gpu: these runs have no GPUs: set resources.gpus_per_node, or remove share_gpu"
     if "gres" in named_options(slurm) and not pack.share_gpu:
-        return "slurm.gres cannot be given to each run of a pack: use resources.gpus_per_node"
+        return "slurm.gres cannot be divided among the runs of a pack: use resources.gpus_per_node"
     return ""
 
 
@@ -186,7 +186,7 @@ def read_sweep(
     sweep = reader.read()
     # Counted and not expanded: a mistyped range may stand for billions of runs.
     if sweep.count > max_runs:
-        why = f"{sweep.count} runs are more than the {max_runs} that one sweep may have"
+        why = f"the sweep has {sweep.count} runs, more than the limit of {max_runs}"
         report((), f"{why}; 'sweep_max_runs' in slurmtrain.yaml changes that")
         # For its first combination, by which mistakes in the rest of the spec are found too.
         return Sweep(sweep.factors)
@@ -230,7 +230,7 @@ class _Reader:
         for swept in (swept for rule in exclude for swept in rule.items()):
             # After another mistake, the key may only seem to be missing.
             if swept[0] not in self._owner and not self._mistaken:
-                self._report(swept[1].at, f"no run can be excluded by {swept[0]!r}, which the sweep does not vary")
+                self._report(swept[1].at, f"the sweep does not vary {swept[0]!r}, so no run can be excluded by it")
         for index, point in enumerate(include):
             if any(_equal(point, other) for other in include[:index]):
                 self._report(("include", str(index)), "this run is included twice")
@@ -239,7 +239,7 @@ class _Reader:
             self._report((), "the sweep varies nothing: name a key, as in 'params.lr: [0.1, 0.3]', or remove it")
         pack = read_pack(self._section.get("pack"), self._report)
         if parallel is not None and pack is not None and parallel < pack.runs:
-            self._report(("parallel",), f"the {pack.runs} runs of a pack run at once, which is more than {parallel}")
+            self._report(("parallel",), f"the {pack.runs} runs of a pack run at the same time, more than {parallel}")
         return Sweep(factors, exclude, include, parallel, pack)
 
     def read_search(self, max_runs: int) -> Sweep:
@@ -287,7 +287,7 @@ class _Reader:
             points = list(self._points(name))
             for index, point in points:
                 if any(_equal(point, other) for at, other in points if at < index):
-                    self._report((name, str(index)), "this point occurs twice, which would make two identical runs")
+                    self._report((name, str(index)), "this point occurs twice and would make two identical runs")
             for key in dict.fromkeys(key for _, point in points for key in point):
                 self._claim(key, ("points",))
             if points:
@@ -331,7 +331,7 @@ class _Reader:
                 if sweep_values.is_expression(each):
                     raise ValueError(f"{each!r} stands for a list itself; write it without brackets around it")
             if len({repr(each) for each in value}) < len(value):
-                raise ValueError(f"a value occurs twice in {value!r}, which would make two identical runs")
+                raise ValueError(f"a value occurs twice in {value!r} and would make two identical runs")
         except ValueError as error:
             self._report(at, str(error))
             return None
@@ -353,7 +353,7 @@ class _Reader:
         lengths = {key: listed.count for key, listed in columns.items()}
         if len(set(lengths.values())) > 1:
             shown = ", ".join(f"{key} has {length}" for key, length in lengths.items())
-            self._report(at, f"keys that vary together need equally many values: {shown}")
+            self._report(at, f"keys that vary together need the same number of values: {shown}")
         elif len(columns) == len(group):
             yield _together({key: (group[key], listed, (*at, key)) for key, listed in columns.items()})
 
@@ -389,7 +389,7 @@ class _Reader:
         different = math.prod(each for each in choices if each is not None)
         # Otherwise _draw_runs() would give up, and repeat runs.
         if None not in choices and different < samples:
-            self._report(("samples",), f"there are only {different} different runs to draw, and not {samples}")
+            self._report(("samples",), f"there are only {different} different runs to draw, not {samples}")
             return []
         return [_Factor(samples, lambda: itertools.islice(_draw_runs(keys, samples, seed or 0), samples))]
 

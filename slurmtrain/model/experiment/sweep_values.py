@@ -159,7 +159,7 @@ def _interval(arguments: Sequence[str], *, positive: bool) -> tuple[Decimal, Dec
         raise _Unusable
     low, high = map(_number, arguments)
     if positive and min(low, high) <= 0:
-        raise ValueError(f"a logarithmic scale has positive ends, found {arguments[0]} and {arguments[1]}")
+        raise ValueError(f"the ends of a logarithmic scale must be positive, found {arguments[0]} and {arguments[1]}")
     return low, high
 
 
@@ -183,10 +183,10 @@ def _spaced(arguments: Sequence[str], *, log: bool) -> ListedValues:
         raise _Unusable
     count = _integer(arguments[2])
     if count < 1:
-        raise ValueError(f"its third number says how many values there are: at least 1, found {count}")
+        raise ValueError(f"the third number is how many values to take: at least 1, found {count}")
     first, last = _interval(arguments[:2], positive=log)
     if first == last and count > 1:
-        raise ValueError(f"its ends are equal, which would make {count} identical values")
+        raise ValueError(f"its ends are equal, so it would make {count} identical values")
     start, width, gaps = Fraction(first), Fraction(last) - Fraction(first), max(1, count - 1)
     if log:
         return ListedValues(count, lambda index: _between(first, last, Decimal(index), Decimal(gaps)))
@@ -331,7 +331,7 @@ class SearchKeys:
     def conflicts(self) -> Iterator[kinds.Conflict]:
         """More runs at once than there are. After a mistake, a number is None."""
         if self.trials and self.parallel and self.parallel > self.trials:
-            yield "parallel", f"{self.parallel} at once are more than the {self.trials} trials that there are"
+            yield "parallel", f"{self.parallel} at once are more than all {self.trials} trials"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,7 +402,7 @@ def read_search(
         why = f"expected a mapping such as {{metric: loss, mode: min, trials: 20}}, found {value!r}"
         mistakes = [(("search",), why)]
     if not space:
-        why = "there is nothing to search: name a key, as in 'params.lr: loguniform(1e-5, 1e-1)'"
+        why = "the search varies nothing: name a key, as in 'params.lr: loguniform(1e-5, 1e-1)'"
         mistakes.append((("search",), why))
     for at, message in mistakes:
         report(at, message)

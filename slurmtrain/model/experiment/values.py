@@ -27,9 +27,7 @@ def parse_duration(value: object) -> int:
     if isinstance(value, int):
         # As minutes this would be more than two days: more likely an unquoted time than a number of minutes.
         if value >= 3600:
-            raise ValueError(
-                f"{value} is what YAML makes of an unquoted 12:00:00 (a sexagesimal number); {_WRITE_TIME}"
-            )
+            raise ValueError(f"YAML reads an unquoted 12:00:00 as a (sexagesimal) number, {value}; {_WRITE_TIME}")
         # As for sbatch --time, a bare number is minutes.
         seconds = value * 60
     else:
@@ -141,7 +139,7 @@ def _parse_amount(value: object, quantity: str, examples: str, per: int) -> int:
         raise ValueError(f"{value!r} is not {quantity}; write for example {examples}")
     count = float(match["amount"]) * _UNITS[match["unit"].upper()]
     if count > _MOST:
-        raise ValueError(f"expected {quantity}, and {value!r} is more than there is")
+        raise ValueError(f"expected {quantity}, and {value!r} is too much")
     if count <= 0:
         raise ValueError(f"expected {quantity} above zero, found {value!r}")
     return math.ceil(count / per)
@@ -169,7 +167,9 @@ def check_name(name: str) -> None:
     if not _NAME.fullmatch(name):
         bad = sorted({character for character in name if not re.match(r"[A-Za-z0-9._-]", character)})
         why = f"{' '.join(map(repr, bad))} cannot be used" if bad else "it must begin with a letter or a digit"
-        raise ValueError(f"{name!r} cannot name a run: {why}; it consists of letters, digits, '.', '_' and '-'")
+        raise ValueError(
+            f"{name!r} cannot be the name of a run: {why}; a name consists of letters, digits, '.', '_' and '-'"
+        )
 
 
 def check_experiment_name(name: str) -> None:
@@ -188,10 +188,12 @@ def is_secret_param(name: str) -> bool:
     return bool(_SECRET_PARAM.search(name))
 
 
-check_variable_name = kinds.matching(r"[A-Za-z_][A-Za-z0-9_]*", "{!r} cannot name an environment variable")
-check_check_name = kinds.matching(_NAME, "{!r} cannot name a check")
+check_variable_name = kinds.matching(r"[A-Za-z_][A-Za-z0-9_]*", "{!r} cannot be the name of an environment variable")
+check_check_name = kinds.matching(_NAME, "{!r} cannot be the name of a check")
 # Linux's names have at most 15 characters; =, ^ and the comma have a meaning in NCCL_SOCKET_IFNAME.
-check_interface = kinds.matching(r"[^\s/=^,]{1,15}", "{!r} cannot be an interface name; write for example auto or eth0")
+check_interface = kinds.matching(
+    r"[^\s/=^,]{1,15}", "{!r} cannot be the name of an interface; write for example auto or eth0"
+)
 
 
 def check_param_name(name: object, noun: str = "parameter") -> None:
@@ -253,7 +255,7 @@ class Nodes:
 class ParamKind:
     """The kind of a parameter: a scalar, a list of scalars, or a mapping of such. A secret name is refused."""
 
-    text = "text, number, true/false, null, a list of these, or a mapping of such"
+    text = "text, number, true/false, null, or a list or mapping of these"
 
     def read(self, value: object, at: kinds.KeyPath, report: kinds.Report) -> Any:
         """As :meth:`Kind.read` with its ``value``, ``at`` and ``report``."""
@@ -277,9 +279,9 @@ class ParamKind:
         if value is not None and not isinstance(value, bool | int | float | str):
             report(at, f"expected {self.text}, found {kinds.type_name(value)}; put it in quotes")
         if isinstance(value, str) and (is_secret_param(name) or has_url_password(value)):
-            report(at, "this looks like a secret, and parameters are recorded; pass it through 'env' instead")
+            report(at, "this looks like a secret, but parameters are recorded; pass it through 'env' instead")
         if isinstance(value, float) and not math.isfinite(value):
-            report(at, "parameters are recorded as JSON, which has no such number; write it in quotes")
+            report(at, "JSON has no such number, and parameters are recorded as JSON; write it in quotes")
 
     def write(self, value: Any) -> object:
         """As :meth:`Kind.write`."""
@@ -335,7 +337,7 @@ def read_node_count(value: object) -> int:
     """A number of nodes. Raises ValueError."""
     count: int = kinds.whole_number(1).parse(value)
     if count > MOST_NODES:
-        raise ValueError(f"no cluster has as many nodes; expected at most {MOST_NODES}, found {count}")
+        raise ValueError(f"no cluster has so many nodes; expected at most {MOST_NODES}, found {count}")
     return count
 
 

@@ -60,7 +60,7 @@ def test_render_says_who_starts_the_ranks_beside_the_plan(tmp_path: Path) -> Non
     (tmp_path / "exp.yaml").write_text("command: torchrun train.py\n")
     completed = call("render", "exp.yaml", "--json", cwd=tmp_path)
     assert json.loads(completed.stdout)["runs"][0]["plan"]["spec"]["launcher"] == "node"
-    assert "'torchrun' starts ranks itself: it is started once per node" in completed.stderr
+    assert "'torchrun' starts ranks on its own, so it is started once per node" in completed.stderr
 
 
 def test_render_shows_what_each_executor_does(tmp_path: Path) -> None:

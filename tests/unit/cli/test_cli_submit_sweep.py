@@ -92,7 +92,7 @@ def test_on_a_terminal_a_large_sweep_is_asked_about(project: Path, monkeypatch: 
 
 def test_the_limit_of_runs_is_configured(monkeypatch: pytest.MonkeyPatch) -> None:
     refused = call("submit", "x.yaml", "--dry-run", "--sweep", "params.lr=range(4)")
-    assert "8 runs are more than the 7 that one sweep may have; 'sweep_max_runs'" in str(refused.exception)
+    assert "the sweep has 8 runs, more than the limit of 7; 'sweep_max_runs'" in str(refused.exception)
     monkeypatch.setenv("SLURMTRAIN_SWEEP_MAX_RUNS", "8")
     assert call("submit", "x.yaml", "--dry-run", "--sweep", "params.lr=range(4)").exit_code == 0
 

@@ -85,7 +85,7 @@ def test_references_to_other_runs_stay_as_they_are_through_other_interpolations(
 @pytest.mark.parametrize(
     ("text", "key", "message"),
     [
-        ("params: {a: '${run.x.nope}'}", "params.a", "${run.x.nope} is no fact of a run"),
+        ("params: {a: '${run.x.nope}'}", "params.a", "${run.x.nope} does not exist; a run has"),
         ("workdir: ${run.x.dir}", "workdir", "known only when this run starts: write it in command or params or env"),
         ("slurm: {comment: '${run.x.id}'}", "slurm", "known only when this run starts"),
     ],

@@ -108,7 +108,7 @@ def test_layers_that_are_divided_over_nodes_are_warned_of(load: Load) -> None:
     text = BASE + "strategy: {name: tensor}\nresources: {nodes: 2, procs_per_node: 2}\n"
     [warning] = load(text).warnings
     assert warning.key == "strategy"
-    assert "each layer is divided over 4 processes (tp), and a node has 2" in warning.message
+    assert "each layer is divided over 4 processes (tp), but a node has 2" in warning.message
     assert load(text, "strategy.mesh={tp: 2}", "strategy.name=fsdp").warnings == ()
     assert load(text, "resources.nodes=1", "resources.procs_per_node=4").warnings == ()
 
@@ -189,7 +189,7 @@ BEGIN = "command: python x.py\ntracking:\n  metrics:\n"
     ("lines", "line", "expected"),
     [
         ("    pattern: 'loss=(?P<loss'", 4, "is not a regular expression: missing >"),
-        (r"    pattern: 'loss=(\S+)'", 4, "it names no metric and no step: give each a named group"),
+        (r"    pattern: 'loss=(\S+)'", 4, "it names neither a metric nor a step: give each a named group"),
         ("    pattern: '(?P<a>.)'\n    step: '('", 5, "is not a regular expression: missing )"),
         ("    pattern: '(?P<a>.)(?P<step>.)'\n    step: '(.)'", 5, "'pattern' has a group 'step' already"),
         ("    pattern: '(?P<a>.)'\n    file: m.csv", 5, "'file' and 'pattern' exclude each other"),

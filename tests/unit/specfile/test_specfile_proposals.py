@@ -30,8 +30,9 @@ WRONG = [
 
 # What a right value may still lack in the rest of the spec, each with a proposal of its own.
 DEPENDS = re.compile(
-    r"has no effect|needs 'glob'|exclude each other|what may it get|there are no GPUs|nothing to grow to|lets it raise"
-    r"|replicates the model|a run ends with all of them|cannot share|names no metric|divides layers|is less than"
+    r"has no effect|needs 'glob'|exclude each other|how much more the run may get|there are no GPUs|nodes cannot grow"
+    r"|oom.at_most' raises|replicates the model|a run ends with all of them|cannot share|neither a metric"
+    r"|divides layers|is less than"
 )
 
 

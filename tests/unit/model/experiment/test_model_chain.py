@@ -47,11 +47,11 @@ def test_an_entry_names_a_run_and_how_it_must_end(text: str, dependency: Depende
 @pytest.mark.parametrize(
     ("after", "message"),
     [
-        (["afterokk:a"], "'afterokk' is no condition: write 'afterok:a' or 'afterany:a'; did you mean 'afterok'?"),
+        (["afterokk:a"], "'afterokk' is not a condition: write 'afterok:a' or 'afterany:a'; did you mean 'afterok'?"),
         (["a b"], "'a b' cannot name a run"),
         (["afterok:"], "cannot name a run"),
         ([5], "expected the name or id of a run, found a whole number (5)"),
-        (["a", "afterok:a"], "'a' is there twice"),
+        (["a", "afterok:a"], "'a' is given twice"),
         ({"a": 1}, "expected a list, found a mapping"),
     ],
 )
@@ -81,10 +81,10 @@ def test_references_are_filled_in_wherever_they_are_in_a_value() -> None:
     ("text", "message"),
     [
         ("${run.pretrain.chekpoint}", "these are checkpoint, dir, id, step, metrics.NAME; did you mean 'checkpoint'?"),
-        ("${run.pretrain}", "is no fact of a run"),
-        ("${run.pretrain.metrics.}", "is no fact of a run"),
+        ("${run.pretrain}", "does not exist; a run has"),
+        ("${run.pretrain.metrics.}", "does not exist; a run has"),
         ("${run..dir}", "cannot name a run"),
-        ("${run.}", "is no fact of a run"),
+        ("${run.}", "does not exist; a run has"),
     ],
 )
 def test_a_reference_to_nothing_is_refused(text: str, message: str) -> None:

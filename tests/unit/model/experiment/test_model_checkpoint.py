@@ -29,7 +29,7 @@ from slurmtrain.model.experiment.spec import read_spec, write_spec
     ("pattern", "message"),
     [
         ("step=(", r"'step=\(' is not a regular expression: missing \)"),
-        (r"step-\d+", r"has 0 groups; it must have one for the digits of the step.* a key .* as 'iter_num'"),
+        (r"step-\d+", r"has 0 groups; it must have one group for the digits of the step.* a key .* as 'iter_num'"),
         (r"(\d+)-(\d+)", "has 2 groups"),
     ],
 )

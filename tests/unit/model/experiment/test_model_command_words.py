@@ -187,19 +187,19 @@ def test_the_placeholders_are_those_that_are_filled_in() -> None:
 def test_what_only_a_shell_understands_is_told_once(command: str, shown: str) -> None:
     [(key, message)] = oversights(command=command)
     assert key == "command"
-    assert message.startswith(f"no shell runs the command, and {shown} is passed on as it is; ")
+    assert message.startswith(f"the command does not run in a shell, and {shown} is passed on as it is; ")
 
 
 @pytest.mark.parametrize(
     ("command", "why"),
     [
-        ("cd there; python a.py", "'cd' is no program, but a command of the shell"),
-        ("A=1 python x.py", "'A=1' sets a variable, which only a shell does"),
+        ("cd there; python a.py", "'cd' is a shell command, not a program"),
+        ("A=1 python x.py", "'A=1' sets a variable, and only a shell can do that"),
     ],
 )  # fmt: skip
 def test_a_command_that_begins_with_a_word_of_the_shell_is_told_in_a_shell(command: str, why: str) -> None:
     [(_, message)] = oversights(command=command)
-    assert message == f"no shell runs the command: {why}; write bash -c '{command}', or a script"
+    assert message == f"the command does not run in a shell: {why}; write bash -c '{command}', or a script"
 
 
 @pytest.mark.parametrize("text", ["0.1,0.3", "1, 2,3", "1e-3,3e-4", "-1,.5"])

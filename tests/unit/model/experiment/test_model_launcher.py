@@ -102,7 +102,7 @@ def contradictions(command: str, launcher: str = NODE, *, nodes: int = 2, procs_
         ("torchrun --nnodes 3 train.py", "told --nnodes 3, but resources.nodes is 2"),
         ("accelerate launch --num_processes 4 train.py", "told --num_processes 4, but"),
         ("deepspeed --num_gpus 8 train.py", "told --num_gpus 8, but resources.procs_per_node is 4"),
-        ("torchrun --standalone train.py", "each of the 2 nodes would train for itself"),
+        ("torchrun --standalone train.py", "each of the 2 nodes would train on its own"),
         # Options that agree with the resources, and those of the script, are none of its business.
         ("torchrun --nproc-per-node=4 --nnodes=2 train.py --nnodes 9", None),
         ("accelerate launch --multi_gpu --num_processes 8 --num_machines 2 train.py", None),
@@ -129,7 +129,8 @@ def notes(command: str, launcher: str = NODE, *, chosen: bool = True) -> str:
 
 def test_a_choice_that_the_spec_does_not_make_is_said() -> None:
     assert (
-        notes("torchrun train.py") == "'torchrun' starts ranks itself: it is started once per node ('launcher: node')"
+        notes("torchrun train.py") == "'torchrun' starts ranks on its own, so it is started once per node ('launcher: "
+        "node')"
     )
     assert "with --hostfile {hostfile} --no_ssh" in notes("deepspeed train.py")
     assert notes("torchrun train.py", chosen=False) == ""
@@ -176,7 +177,7 @@ UNEQUAL = NodeRanks((1, 2))
 @pytest.mark.parametrize(
     ("command", "message"),
     [
-        ("accelerate launch train.py", "accelerate starts equally many processes on each node"),
+        ("accelerate launch train.py", "accelerate starts the same number of processes on each node"),
         ("torchrun --nproc-per-node 2 train.py", "but resources.procs_per_node is 1 or 2"),
         ("torchrun train.py", None),
     ],

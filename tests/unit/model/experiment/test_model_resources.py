@@ -70,7 +70,7 @@ def test_each_component_requests_its_own_nodes_with_the_options_of_the_job_and_i
 
 NODE: dict[str, Any] = {"nodes": 1}
 BAD: list[tuple[dict[str, Any], str, str]] = [
-    ({"components": []}, "components", "there are no components"),
+    ({"components": []}, "components", "the list is empty"),
     ({"components": [NODE]}, "components", "there is only one component"),
     ({"components": NODE}, "components", "expected a list of components"),
     ({"components": [{}, NODE]}, "components.0.nodes", "this key is required"),
@@ -79,13 +79,13 @@ BAD: list[tuple[dict[str, Any], str, str]] = [
     ({"components": [{**NODE, "slurm": {"constrain": "a"}}, NODE]}, "components.0.slurm.constrain",
      "did you mean 'constraint'?"),
     ({"components": [{**NODE, "slurm": {"mail-type": "END"}}, NODE]}, "components.0.slurm.mail-type",
-     "it is one of the whole job: write it under 'slurm'"),
-    ({"nodes": 5, "components": TWO}, "nodes", "components say how many nodes there are, 3"),
+     "this option belongs to the whole job: write it under 'slurm'"),
+    ({"nodes": 5, "components": TWO}, "nodes", "the components already determine the number of nodes, 3"),
     ({"spares": 1, "components": TWO}, "spares", "components have no spare nodes"),
-    ({"grow": True, "components": TWO}, "grow", "it has nothing to grow to"),
+    ({"grow": True, "components": TWO}, "grow", "a fixed number of nodes cannot grow"),
     ({"components": [{**NODE, "gpus_per_node": 2, "procs_per_node": 3}, NODE]}, "components",
      "component 0: 3 processes cannot share 2 GPUs evenly"),
-    ({"components": [{**NODE, "mem": "1GB"}, NODE]}, "components", "component 1 has no 'mem', and another one has"),
+    ({"components": [{**NODE, "mem": "1GB"}, NODE]}, "components", "component 1 has no 'mem', but another one has"),
     # More nodes than any cluster has.
     ({"nodes": 10**400}, "nodes", "expected at most 1000000"),
     ({"nodes": {"min": 1, "max": 1_000_001}}, "nodes", "expected at most 1000000"),
@@ -146,14 +146,14 @@ def test_another_way_to_write_gpus_is_a_mistake_whose_proposal_is_accepted(
 
 def test_two_types_a_type_of_no_gpus_and_more_than_all_memory_are_mistakes() -> None:
     assert only_mistake(resources={"gpus_per_node": "h100:4", "gpu_type": "a100"}) == (
-        "resources.gpus_per_node", "'gpu_type' is another type than h100: leave it out, or write 4",
+        "resources.gpus_per_node", "'gpu_type' contradicts h100: leave it out, or write 4",
     )  # fmt: skip
     assert only_mistake(resources={"gpu_type": "a100"}) == (
         "resources.gpu_type", "there are no GPUs: set 'gpus_per_node', such as '1', or leave it out",
     )  # fmt: skip
     assert mistakes_in(resources={"gpus_per_node": "h100:0"})
     assert only_mistake(resources={"mem": 0}, requeue={"oom": {"at_most": "4GB"}}) == (
-        "requeue", "'oom.at_most' lets it raise 'resources.mem', which is all memory of a node: leave it out",
+        "requeue", "'oom.at_most' raises 'resources.mem', which is all memory of a node already: leave it out",
     )  # fmt: skip
 
 

@@ -49,7 +49,7 @@ def plugins(_: str) -> frozenset[str]:
     return (OPTIONS - {"segment"}) | {"container-image", "container-mounts", "zz-note"}
 
 
-IN_LIST = "one that a plug-in of your site adds goes into the list slurm.sbatch: "
+IN_LIST = "an option that a plug-in of your cluster adds goes into the list slurm.sbatch: "
 
 
 @pytest.mark.parametrize(
@@ -86,7 +86,9 @@ def test_a_slip_in_the_list_for_srun_is_told_where_there_is_an_srun() -> None:
 @pytest.mark.parametrize("name", ["a b", "a\nb", "", "--", "a=b", "ä", 5, None, True])
 def test_what_cannot_name_an_option_is_refused(name: object) -> None:
     message = (
-        "cannot name an option of sbatch" if isinstance(name, str) else "expected the long name of an sbatch option"
+        "cannot be the name of an sbatch option"
+        if isinstance(name, str)
+        else "expected the long name of an sbatch option"
     )
     with pytest.raises(ValueError, match=message):
         check_sbatch_option(name)
@@ -184,7 +186,7 @@ def test_a_binding_that_binds_nothing_is_passed_on(value: str) -> None:
 @pytest.mark.parametrize(
     ("slurm", "message"),
     [
-        ({"sbatch": ["--outp=x"]}, "--outp is no option of sbatch: did you mean '--output'?"),
+        ({"sbatch": ["--outp=x"]}, "--outp is not an option of sbatch: did you mean '--output'?"),
         ({"srun": ["--cpu_bind=cores"]}, "--cpu-bind is not passed on"),
         ({"sbatch": ["--partition"]}, "--partition needs a value: write '--partition=...'"),
         ({"p": "spot"}, "p: -p is the short form; did you mean 'partition'?"),
@@ -244,9 +246,9 @@ def test_an_option_that_is_given_twice_is_found(slurm: dict[str, object], pairs:
 @pytest.mark.parametrize(
     ("pattern", "message", "proposal"),
     [
-        ("train.log", "since it lacks the job's id; write train-%j.log", "train-%j.log"),
+        ("train.log", "because it lacks the job's id; write train-%j.log", "train-%j.log"),
         ("%x-%A.out", "write %x-%A-%j.out", "%x-%A-%j.out"),
-        ("%j-%s.out", "%s stands for nothing here", "%j.out"),
+        ("%j-%s.out", "%s is not supported here", "%j.out"),
         ("%j/", "expected the path of a file, such as logs/%x-%j.out", "logs/%x-%j.out"),
         ("a\\%j", "leave the backslash out", "a%j"),
         ("a\n%j", "control character", "a%j"),

@@ -84,7 +84,7 @@ def test_random_runs_differ_as_long_as_they_can() -> None:
     drawn = runs({"a": "choice(1, 2, 3)", "b": "choice(x, y)", "samples": 6})
     assert len({(run["a"], run["b"]) for run in drawn}) == 6
     [(key, message)] = mistakes_of({"a": "choice(1, 2, 3)", "b": "choice(x, y)", "samples": 7})
-    assert (key, message) == ("samples", "there are only 6 different runs to draw, and not 7")
+    assert (key, message) == ("samples", "there are only 6 different runs to draw, not 7")
 
 
 VALUES = st.lists(st.integers(0, 99), min_size=1, max_size=4, unique=True)
@@ -213,10 +213,10 @@ def test_a_sweep_of_too_many_runs_is_refused_with_the_figure_before_it_is_expand
     section = {f"k{index}": "range(10000000)" for index in range(6)}
     [(key, message)] = mistakes_of(section)
     assert key == ""
-    assert message.startswith(f"{10**42} runs are more than the 10000")
+    assert message.startswith(f"the sweep has {10**42} runs, more than the limit of 10000")
     assert mistakes_of({"a": "range(100)", "b": "range(100)"}) == []
     assert mistakes_of({"a": "range(3)"}, max_runs=3) == []
-    assert mistakes_of({"a": "range(4)"}, max_runs=3)[0][1].startswith("4 runs are more than the 3")
+    assert mistakes_of({"a": "range(4)"}, max_runs=3)[0][1].startswith("the sweep has 4 runs, more than the limit of 3")
 
 
 SMALL = ResourcesSpec(gpus_per_node=1, time=3600)

@@ -117,16 +117,17 @@ def test_a_search_is_the_same_after_it_was_written_as_json() -> None:
     [
         ({**LR, "search": {**SEARCH, "trials": 0}}, "search.trials", "of at least 1, found 0"),
         ({**LR, "search": {**SEARCH, "trials": 10_001}}, "search.trials", "from 1 to 10000, found 10001: sweep_max"),
-        ({**LR, "search": {**SEARCH, "parallel": 21}}, "search.parallel", "21 at once are more than the 20 trials"),
+        ({**LR, "search": {**SEARCH, "parallel": 21}}, "search.parallel", "21 at once are more than all 20 trials"),
         ({**LR, "search": {"mode": "min", "trials": 2}}, "search.metric", "this key is required"),
         ({**LR, "search": {**SEARCH, "pruner": {"median": 5}}}, "search.pruner", "a mapping from one to its settings"),
         ({**LR, "search": {**SEARCH, "sampler": {"tpe": {}, "random": {}}}}, "search.sampler", "expected one of"),
         ({**LR, "search": "tpe"}, "search", "expected a mapping"),
-        ({"search": SEARCH}, "search", "there is nothing to search"),
+        ({"search": SEARCH}, "search", "the search varies nothing"),
         ({**LR, "samples": 3, "search": SEARCH}, "samples", "cannot be combined with 'search'"),
         ({**LR, "seed": 3, "search": SEARCH}, "seed", "write it in 'search'"),
         ({**LR, "zip": {"a": [1]}, "search": SEARCH}, "zip", "cannot be combined with 'search'"),
-        ({"params.lr": "loguniform(0, 1)", "search": SEARCH}, "params.lr", "a logarithmic scale has positive ends"),
+        ({"params.lr": "loguniform(0, 1)", "search": SEARCH}, "params.lr", "the ends of a logarithmic scale must be "
+                                                                           "positive"),
     ],
 )  # fmt: skip
 def test_a_mistake_is_reported_at_its_key(section: dict[str, Any], key: str, message: str) -> None:

@@ -84,7 +84,7 @@ def test_a_size_is_read_in_bytes_and_rounded_up_to_a_kib(text: str, count: int) 
         ("much", "'much' is not a size; write for example 100GB, 512MB or 1TB"),
         (None, r"expected a size, found nothing \(null\) \(None\); write for example 100GB"),
         ("0GB", "expected a size above zero, found '0GB'"),
-        ("9" * 30 + "T", "is more than there is"),
+        ("9" * 30 + "T", "is too much"),
     ],
 )
 def test_anything_but_a_size_is_refused(value: object, message: str) -> None:

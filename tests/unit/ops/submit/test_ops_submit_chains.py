@@ -159,7 +159,7 @@ def test_one_failing_spec_submits_none_and_mistakes_of_all_are_listed(workspace:
     assert [mistake.key for mistake in raised.value.mistakes] == ["nodes", "after.0"]
     with pytest.raises(SlurmtrainError):
         submit_all(workspace, write("a"), write("d", "workdir: /no/such/place"))
-    with pytest.raises(UserError, match="is there twice"):
+    with pytest.raises(UserError, match="is given twice"):
         submit_all(workspace, write("a"), write("a"))
     with pytest.raises(UserError, match="write a section 'sweep' into the spec"):
         load_all([write("a"), write("b")], (), ("params.x=1,2",), (), max_runs=9)

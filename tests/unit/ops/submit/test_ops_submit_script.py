@@ -202,8 +202,8 @@ def test_a_damaged_answer_is_asked_for_again(tmp_path: Path, python: Path) -> No
         ("deepsped x", "there is no program deepsped; install it, or activate the environment that has it"),
         ("./gone.sh", "there is no program {path}/gone.sh"),
         ("./train.py --lr 1", "{path}/train.py is not executable; write python before it"),
-        ("cd x", "'cd' is no program, but a command of the shell; write bash -c 'cd x', or a script"),
-        ("A=1 x", "'A=1' sets a variable, which only a shell does; write bash -c 'A=1 x', or a script"),
+        ("cd x", "'cd' is a shell command, not a program; write bash -c 'cd x', or a script"),
+        ("A=1 x", "'A=1' sets a variable, and only a shell can do that; write bash -c 'A=1 x', or a script"),
     ],
 )
 def test_a_program_that_cannot_be_started_is_refused_on_this_machine(

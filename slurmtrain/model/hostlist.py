@@ -40,7 +40,7 @@ def expand_hostlist(text: str) -> list[str]:
         # Literal text alternates with the contents of brackets; the last element is what follows the last bracket.
         *parts, after = _GROUP.split(item)
         if not all(map(_PART.fullmatch, (*parts[::2], after))) or item[0] in "-.":
-            raise ValueError(f"{item!r} cannot name nodes")
+            raise ValueError(f"{item!r} is not a list of nodes: it contains characters that names of nodes cannot have")
         if not parts:
             hosts.append(item)
             continue
@@ -48,7 +48,7 @@ def expand_hostlist(text: str) -> list[str]:
             raise ValueError(f"{item!r} is not a list of nodes: nothing may follow the last bracket, found {after!r}")
         groups = [[_parse_range(part, item) for part in group.split(",")] for group in parts[1::2]]
         if len(hosts) + math.prod(sum(hi - lo + 1 for lo, hi, _ in group) for group in groups) > LIMIT:
-            raise ValueError(f"{text[:80]!r} names more than {LIMIT} nodes")
+            raise ValueError(f"{text[:80]!r} stands for more than {LIMIT} nodes")
         # Literal texts and numbers alternate.
         *front, last = ([f"{n:0{width}d}" for lo, hi, width in group for n in range(lo, hi + 1)] for group in groups)
         for *others, end in itertools.product(*reversed(front), last):
@@ -65,7 +65,7 @@ def compress_hostlist(hosts: Iterable[str]) -> str:
     numbers: dict[str, list[str]] = {}
     for host in set(hosts):
         if not _NAME.fullmatch(host):
-            raise ValueError(f"{host!r} cannot be a node's name")
+            raise ValueError(f"{host!r} cannot be the name of a node")
         match = _TRAILING_NUMBER.fullmatch(host)
         assert match is not None
         # The digits as text: n1 and n01 are two nodes.

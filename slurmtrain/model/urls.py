@@ -147,16 +147,16 @@ def read_database_url(text: str) -> DatabaseUrl:
     try:
         parts = urlsplit(text)
     except ValueError:
-        raise ValueError(f"is no URL; expected a file, or a database such as {_EXAMPLE}") from None
+        raise ValueError(f"is not a URL; expected a file, or a database such as {_EXAMPLE}") from None
     if "@" in f"{parts.path}{parts.query.partition('options=')[0]}{parts.fragment}":
         raise ValueError(
-            "has an @ behind the host: write /, ?, # and @ in a name or a password as %2F, %3F, %23 and %40, or keep "
+            "has an @ after the host: write /, ?, # and @ in a name or a password as %2F, %3F, %23 and %40, or keep "
             "the password in ~/.pgpass"
         )
     try:
         _ = parts.port
     except ValueError:
-        raise ValueError(f"has a port that is no number; expected a database such as {_EXAMPLE}") from None
+        raise ValueError(f"has a port that is not a number; expected a database such as {_EXAMPLE}") from None
     if parts.scheme not in SCHEMES:
         raise ValueError(f"cannot be {parts.scheme}://; expected a file, or a database such as {_EXAMPLE}")
     named = _SEARCH_PATH.search(DatabaseUrl(text).options)

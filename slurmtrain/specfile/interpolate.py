@@ -145,7 +145,7 @@ class _Resolver:
         message = str(error).splitlines()[0] if str(error) else type(error).__name__
         if variable := _NO_VARIABLE.search(message):
             return (
-                f"the variable {variable[1]} is not set here; write a default, as in ${{oc.env:{variable[1]},VALUE}}, "
+                f"the variable {variable[1]} is not set here; for a default write ${{oc.env:{variable[1]},VALUE}}, "
                 f"or, for its value in the job, let a shell read it: bash -c 'python train.py ${variable[1]}'"
             )
         missing = _MISSING.search(message)

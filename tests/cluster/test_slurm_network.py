@@ -76,14 +76,14 @@ def test_a_network_that_is_blocked_on_one_node_is_not_used_and_show_says_why(
     assert {host: finding["status"] for host, finding in findings.items()} == {
         "node0": "pass", "node1": "warn", "node2": "pass"
     }  # fmt: skip
-    assert "would be better, but apart from node0, node2" in findings["node1"]["summary"]
+    assert "would be faster, but apart from node0, node2" in findings["node1"]["summary"]
     assert "would be better" in site.call("show", run["id"]).stdout
 
 
 def test_a_pinned_interface_that_one_node_lacks_is_named_with_that_node(site: ClusterSite) -> None:
     run = elected(site, 2, "network.interface=hsn0", "preflight.exclude=false", slurm={"nodelist": "node2,node3"})
     assert (run["state"], run["attempts"][0]["cause"]) == ("failed", "preflight")
-    assert "node3: network: hsn0 (network.interface) is not there" in run["reason"]
+    assert "node3: network: hsn0 (network.interface) does not exist" in run["reason"]
     assert "it has eno1, ib0" in run["reason"]
 
 

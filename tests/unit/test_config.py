@@ -172,10 +172,10 @@ def test_the_schema_of_a_registry_can_be_named(project: Path) -> None:
         ("postgresql://db:port/runs", "has a port that is no number"),
         (
             "postgresql://ann:s3cret/x@db/runs",
-            r"has an @ behind the host: write /, \?, # and @ in a name or a password as",
+            r"has an @ after the host: write /, \?, # and @ in a name or a password as",
         ),
-        ("postgresql://ann:s3cret#x@db/runs", "has an @ behind the host"),
-        ("postgresql://ann:s3cret?x@db/runs", "has an @ behind the host"),
+        ("postgresql://ann:s3cret#x@db/runs", "has an @ after the host"),
+        ("postgresql://ann:s3cret?x@db/runs", "has an @ after the host"),
         ("postgresql://ann:[s3cret@db/runs", "is no URL"),
         ("postgresql://db/runs?options=-csearch_path%3D%22a;b%22", "has a search_path that is not one name"),
         ("postgresql://ann:s3cret@db/runs", r"has a password, which others could read here; keep it in ~/\.pgpass"),

@@ -224,7 +224,7 @@ class KeepSpec:
     """Which checkpoints to keep; all others are deleted after a save. `keep: 3` is short for `keep: {last: 3}`."""
 
     SHORTHAND: ClassVar = "last"
-    last: Annotated[int, kinds.whole_number(1, why="keep at least 1: a run resumes from its newest checkpoint")] = 3
+    last: Annotated[int, kinds.whole_number(1, why="a run resumes from its newest checkpoint: keep one")] = 3
     """How many of the newest to keep; with 1, there is no fallback if it is damaged."""
     every_steps: kinds.Positive | None = None
     """Keep the first checkpoint at or after each multiple of this number of steps; null: none."""
@@ -322,7 +322,7 @@ class CheckpointSpec:
         if not self.glob:
             for key in ("format", "step"):
                 if getattr(self, key) != getattr(untouched, key):
-                    yield key, f"{key!r} needs 'glob': set that to where the script writes its checkpoints"
+                    yield key, f"{key!r} needs 'glob', the pattern of the script's checkpoints"
             return
         for key, does in _UP_TO_THE_SCRIPT.items():
             if getattr(self, key) != getattr(untouched, key):

@@ -218,8 +218,7 @@ class Components:
             problem = "there is only one component" if value else "the list is empty"
             report(
                 at,
-                f"{problem}, but a heterogeneous job has at least two components: leave this key out if all "
-                "nodes are alike",
+                f"{problem}, but a heterogeneous job has at least two components: leave it out if all nodes are alike",
             )
         return kinds.Items(kinds.Section(self.cls), self.text).read(value, at, report)
 

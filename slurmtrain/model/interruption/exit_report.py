@@ -416,7 +416,7 @@ def amend(report: ExitReport, evidence: Evidence) -> ExitReport:
                 without=evidence.hosts,
             )
         case NodeZeroCompleted() if report.cause == "timeout":
-            still = f"the command of node 0 had completed, and {', '.join(evidence.names)} still ran"
+            still = f"the command of node 0 had completed, but {', '.join(evidence.names)} still ran"
             return replace(
                 report,
                 reason=f"{report.reason}; {still}",
@@ -449,7 +449,7 @@ def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None
     limit = (
         f"its limit is {kernel.memory_limit / 2**30:.3g} GiB"
         if kernel.memory_limit is not None
-        else "the node had none left"
+        else "the node had no memory left"
     )
     # If the count is for the whole machine, a killed process may be another job's; that a rank is killed meanwhile by
     # somebody else is far less likely, but that one of its children is, or only seems to be, is not.

@@ -155,14 +155,14 @@ def choose_interval(
     count = "1 node" if nodes == 1 else f"{nodes} nodes"
     risk = f"{count} may be interrupted without notice every {_in_units(mtbf)} ({grounds})"
     if stall_s is None or best is None:
-        why = f"the first save comes early, to measure what saving costs; {risk}"
+        why = f"the first save comes early, to measure the cost of a save; {risk}"
     else:
         why = f"a save stalls training for {_in_units(stall_s)}, and {risk}"
         because = {
-            "shortest": "it is never less",
+            "shortest": "it is never shorter",
             "save": f"a save takes {_in_units(save_s or 0.0)}",
-            "overhead": f"saving may cost {MOST_OVERHEAD:.1%} of the time until an interruption was seen",
-            "longest": "no more work than that is put at risk",
+            "overhead": f"until an interruption is seen, saves may take at most {MOST_OVERHEAD:.1%} of the time",
+            "longest": "this is the most work to put at risk",
         }
         why += f"; {_in_units(best)} would be best, but {because[bound]}" if bound else ""
     return IntervalChoice(
@@ -202,14 +202,14 @@ def too_slow(save_s: float | None, grace_s: float | None, every: Every, where: s
     assert save_s is not None
     assert grace_s is not None
     ahead = (
-        "checkpoint.every: auto saves ahead, as if preemptions came without notice"
+        "checkpoint.every: auto therefore saves as if preemptions came without notice"
         if every.is_auto
-        else "checkpoint.every: auto would save ahead"
+        else "checkpoint.every: auto would save as if preemptions came without notice"
     )
     return (
-        f"a job that is preempted in {where} has {grace_s:.0f} s to save in, and the last save took {save_s:.1f} s: "
-        f"the work since the checkpoint before may be lost; {ahead}; a GraceTime of {math.ceil(save_s * GRACE_MARGIN)} "
-        "s would do, and more ranks share the writing"
+        f"a job that is preempted in {where} has {grace_s:.0f} s to save, but the last save took {save_s:.1f} s: the "
+        f"work since the previous checkpoint may be lost; {ahead}; a GraceTime of {math.ceil(save_s * GRACE_MARGIN)} "
+        "s would suffice, and with more ranks a save takes less time"
     )
 
 

@@ -96,7 +96,7 @@ class SiteFinding:
 REQUEUE_DISABLED = SiteFinding(
     "warn",
     "requeue.enabled",
-    "requeue.enabled is false: a run that was interrupted is not started again",
+    "requeue.enabled is false: an interrupted run does not start again",
     "leave requeue.enabled out, or start the run again with `slurmtrain resume`",
 )
 
@@ -114,7 +114,7 @@ def sort_by_severity(findings: Sequence[SiteFinding]) -> list[SiteFinding]:
 def partition_findings(partition: Partition, qos: Mapping[str, Qos] | None, job: JobFacts) -> Iterator[SiteFinding]:
     """Why ``partition`` may refuse ``job``; ``qos``: all QOS of the site, by name; None if unknown."""
     if not partition.up:
-        text = f"partition {partition.name} is not up: no job starts in it"
+        text = f"partition {partition.name} is not up, so no job can start in it"
         yield SiteFinding("fail", "State", text, "name another one in slurm.partition")
     # A QOS with the flag PartitionTimeLimit lifts the limit of the partition.
     own = qos.get(job.qos or "") if qos is not None else None
@@ -127,7 +127,7 @@ def partition_findings(partition: Partition, qos: Mapping[str, Qos] | None, job:
         yield SiteFinding("fail", "MaxTime", text, fix)
     if job.qos is not None and partition.qos is not None and job.qos not in partition.qos:
         text = f"partition {partition.name} does not accept jobs of QOS {job.qos}"
-        yield SiteFinding("fail", "AllowQos", text, f"use one of {', '.join(sorted(partition.qos))} in slurm.qos")
+        yield SiteFinding("fail", "AllowQos", text, f"set slurm.qos to one of {', '.join(sorted(partition.qos))}")
 
 
 def requeue_findings(cluster: Cluster, job: JobFacts) -> Iterator[SiteFinding]:
@@ -140,12 +140,12 @@ def requeue_findings(cluster: Cluster, job: JobFacts) -> Iterator[SiteFinding]:
         yield SiteFinding("ok", "JobRequeue", text)
     # An elastic job rarely needs a requeue, so the delay is not worth mentioning.
     if cluster.requeue_delay_s > CRED_EXPIRE_S and not job.elastic:
-        text = f"a requeued job is held for {format_span(cluster.requeue_delay_s)} before it may start"
+        text = f"a requeued job has to wait {format_span(cluster.requeue_delay_s)} before it may start"
         fix = "an administrator may set a shorter cred_expire in AuthInfo; resources.spares avoids the requeue"
         yield SiteFinding("ok", "AuthInfo", text, fix)
     # Slurm does this without asking the agent, whose policy would end a run that keeps failing.
     if cluster.requeue_exit:
-        text = f"Slurm itself requeues jobs that exit with {cluster.requeue_exit} (RequeueExit), crashed ones too"
+        text = f"Slurm itself requeues jobs that exit with {cluster.requeue_exit} (RequeueExit), even crashed ones"
         fix = "an administrator should leave RequeueExit empty: requeue.max_failures does not count such starts"
         yield SiteFinding("warn", "RequeueExit", text, fix)
 
@@ -158,20 +158,20 @@ def preemption_findings(cluster: Cluster, preemption: Preemption) -> Iterator[Si
     if not preemption.possible:
         return
     if preemption.mode == "SUSPEND":
-        text = "a preempted job is suspended as long as the other one runs; its collectives may time out meanwhile"
+        text = "a preempted job is suspended while the other one runs; its collectives may time out in the meantime"
         fix = "use a partition or QOS that requeues, or ask an administrator to set PreemptMode=REQUEUE"
         yield SiteFinding("warn", "PreemptMode", text, fix)
         return
     if preemption.grace_s <= 0:
-        text = f"a preempted job has no grace: it is killed {format_span(cluster.kill_wait_s)} after the first signal"
+        text = f"a preempted job has no grace: it is killed {format_span(cluster.kill_wait_s)} after SIGTERM"
         fix = f"ask an administrator to set {preemption.setting}; until then checkpoint.every should be short"
         yield SiteFinding("warn", "GraceTime", text, fix)
     if preemption.mode == "CANCEL" and preemption.grace_s <= 0:
-        text = "a preempted job is cancelled, and without a grace it cannot requeue itself"
+        text = "a preempted job is cancelled, and without grace time it cannot requeue itself"
         fix = "run `slurmtrain watch`; an administrator may set PreemptMode=REQUEUE"
         yield SiteFinding("warn", "PreemptMode", text, fix)
     if cluster.user_signal:
-        text = f"a preempted job gets SIGUSR2 in place of SIGTERM ({cluster.user_signal}); both are understood"
+        text = f"a preempted job gets SIGUSR2 instead of SIGTERM ({cluster.user_signal}); slurmtrain handles both"
         yield SiteFinding("ok", "PreemptParameters", text)
     if preemption.grace_s > 0 and cluster.version is not None:
         # Versions of Slurm have two digits behind the dot, as in 24.05.
@@ -196,18 +196,20 @@ def save_findings(cases: Sequence[InterruptionCase], setting: str, job: JobFacts
         if not case.seconds or case.event not in ("preemption", "time limit"):
             continue
         if job.save_s is None:
-            text = "no save has been measured yet: whether one fits into the grace is unknown"
+            text = "no save has been measured yet, so it is unknown whether one fits into the grace time"
             yield SiteFinding("ok", "save", text, "ask again after the first checkpoint of a run of this name")
             return
         save, allowed = format_span(job.save_s), format_span(case.seconds)
         if fits_grace(job.save_s, case.seconds):
-            yield SiteFinding("ok", "save", f"the last save took {save}, and fits into the {allowed} of a {case.event}")
+            yield SiteFinding(
+                "ok", "save", f"the last save took {save}, which fits into the {allowed} of a {case.event}"
+            )
             continue
         # Without the margin of fits_grace(): only a save that certainly does not fit is a failure.
         late = job.save_s > case.seconds
         effect = "the work since the last checkpoint is lost" if late else "it may not finish in time"
-        text = f"the last save took {save}, and a {case.event} leaves {allowed}: {effect}"
-        fix = "more ranks share the writing; checkpoint.every: auto saves in advance"
+        text = f"the last save took {save}, but a {case.event} leaves {allowed}: {effect}"
+        fix = "use more ranks, which share the writing, or checkpoint.every: auto, which saves ahead of preemptions"
         if case.event == "preemption":
             enough = math.ceil(job.save_s * GRACE_MARGIN)
             fix = f"ask an administrator to set {setting} to {enough} s; {fix}"
@@ -218,7 +220,7 @@ def watch_findings(cases: Sequence[InterruptionCase], job: JobFacts) -> Iterator
     """Whether a ``slurmtrain watch`` is needed, and whether one runs."""
     events = [case.event for case in cases if case.starts == "watch"]
     if job.watched:
-        text = "`slurmtrain watch` runs, and starts again what neither an agent nor Slurm does"
+        text = "`slurmtrain watch` is running, and starts runs again when neither their agent nor Slurm does"
         yield SiteFinding("ok", "watch", text)
     elif events:
         text = f"after a {' or a '.join(events)} only `slurmtrain watch` starts the run again, and none is running"
@@ -308,10 +310,10 @@ def slurm_cases(
         "node 0 has requeued it before"
     )
     if job.elastic:
-        after = f"the others continue in the same job as long as enough of them are left, else Slurm {again}"
-    gone = f"the node is gone without notice, and the work since the last checkpoint is lost; {after}"
+        after = f"the other nodes continue in the same job as long as enough are left, else Slurm {again}"
+    gone = f"the node fails without notice, and the work since the last checkpoint is lost; {after}"
     cancelled = (
-        f"SIGKILL follows SIGTERM after {format_span(cluster.kill_wait_s)} (KillWait), and it saves meanwhile; only "
+        f"SIGKILL follows SIGTERM after {format_span(cluster.kill_wait_s)} (KillWait), and it saves in between; only "
         "`slurmtrain resume` starts it again"
     )
     starts, delay_s = ("agent", 0.0) if job.elastic else ("slurm", cluster.requeue_delay_s)
@@ -331,7 +333,7 @@ def local_cases(job: JobFacts) -> list[InterruptionCase]:
     at_limit = InterruptionCase("time limit", "it has no time limit")
     if job.time_s is not None:
         limit, grace = format_span(job.time_s), format_span(LOCAL_GRACE_S)
-        text = f"after {limit} it is told to stop, and has {grace} to save; {again}"
+        text = f"after {limit} it is asked to stop, and has {grace} to save; {again}"
         at_limit = InterruptionCase("time limit", text, LOCAL_GRACE_S, "watch")
     down = f"when this machine goes down, the work since the last checkpoint is lost; {again}"
     cancelled = "`slurmtrain cancel` lets it save and exit; `slurmtrain resume` starts it again"
@@ -382,7 +384,7 @@ def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Interru
     )
     limit, source = next(((time_s, source) for time_s, source in limits if time_s is not None), (None, ""))
     if limit is None:
-        text = f"does not happen: partition {partition.name} has no limit, and the spec sets none"
+        text = f"cannot happen: neither partition {partition.name} nor the spec sets a limit"
         return InterruptionCase("time limit", text)
     # The partition's own OverTimeLimit overrides the cluster's.
     over = partition.over_limit_s if partition.over_limit_s is not None else cluster.over_limit_s

@@ -387,7 +387,7 @@ def past_failures(history: Sequence[PriorEnd]) -> int:
 def _after_oom(last: PriorEnd, requeue: RequeueSpec, before: BatchMemory | None) -> Decision:
     rule = requeue.oom
     if rule is None or before is None:
-        return Decision("stop", "it ran out of memory, and would again")
+        return Decision("stop", "it ran out of memory and would do so again")
     more, limits = None, []
     # A job cannot request more memory of its GPUs.
     if not last.of_gpu and before.memory is not None and rule.at_most is not None:
@@ -406,7 +406,7 @@ def _after_oom(last: PriorEnd, requeue: RequeueSpec, before: BatchMemory | None)
     had = "" if last.of_gpu and before.accumulation == 1 else had
     why = f"it ran out of {'GPU memory' if last.of_gpu else 'memory'}{had}"
     if not limits:
-        return Decision("stop", f"{why}, which requeue.oom does not raise, and would again")
+        return Decision("stop", f"{why}, which requeue.oom does not raise, and would do so again")
     return Decision("stop", f"{why}, and {' and '.join(limits)}")
 
 
@@ -415,7 +415,7 @@ def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
     if last.node_0_completed:
         return Decision(
             "stop",
-            "node 0 had completed, and the other nodes would not end next time either: set 'completed_by: node0'",
+            "node 0 had completed, but the other nodes would not end next time either: set 'completed_by: node0'",
         )
     # Whether the rounds of the attempt have left a newer checkpoint than the first of them started from.
     first = len(history) - 1
@@ -428,8 +428,10 @@ def _after_timeout(history: Sequence[PriorEnd]) -> Decision:
     if saved_more:
         return Decision("requeue", f"the time limit was reached; it continues {_from(last)}")
     if last.reached is None:
-        return Decision("requeue", "the time limit was reached, and its progress is unknown")
-    return Decision("stop", "the time limit does not suffice for a checkpoint: raise resources.time or save more often")
+        return Decision("requeue", "the time limit was reached and its progress is unknown")
+    return Decision(
+        "stop", "the time limit is too short to reach a checkpoint: raise resources.time, or save more often"
+    )
 
 
 def _after_failure(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
@@ -440,7 +442,7 @@ def _after_failure(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decisio
         for past in history
     )
     if last.cause == "crash" and not last.foreign and not trained:
-        return Decision("stop", "it failed before it finished a step, and would again")
+        return Decision("stop", "it failed before it finished a step and would do so again")
     if count > requeue.max_failures:
         return Decision("stop", f"it failed {_count_times(count)}, and requeue.max_failures is {requeue.max_failures}")
     doublings = min(past_failures(_since_progress(history)) - 1, _MAX_DOUBLINGS)
@@ -454,8 +456,8 @@ def _after_nodes(history: Sequence[PriorEnd], requeue: RequeueSpec) -> Decision:
     if count > requeue.max_node_failures:
         return Decision(
             "stop",
-            f"nodes failed it {_count_times(count)} in a row without a new checkpoint {_after(last)}, and "
-            f"requeue.max_node_failures is {requeue.max_node_failures}: have the nodes looked at",
+            f"its nodes failed {_count_times(count)} in a row without a new checkpoint {_after(last)}, and "
+            f"requeue.max_node_failures is {requeue.max_node_failures}: ask the administrators to check the nodes",
         )
     reason = _NODE_REASONS.get(last.cause, f"it ended by {last.cause}")
     return Decision(
@@ -471,7 +473,7 @@ def _poison(history: Sequence[PriorEnd]) -> str | None:
         return None
     if last.cause == "crash" and DIFFERENT_REPLICAS in last.where:
         # All ranks would begin with the weights of one of them, and drift apart unnoticed.
-        return "its ranks train models of their own, without DDP, which a restart does not change"
+        return "each rank trains its own model, without DDP, and a restart would not change that"
     failures = [past for past in _since_progress(history) if past.cause in _FAILURES]
     if last.cause in _FAILURES and last.where and len(failures) > 1:
         before = failures[-2]

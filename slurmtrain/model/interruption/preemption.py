@@ -134,7 +134,7 @@ def find_preemption(
         own_qos: The name of the jobs' QOS; None if unknown.
     """
     if cluster.preempt_type == "none":
-        return Preemption(possible=False, why="this site preempts no jobs (PreemptType=preempt/none)")
+        return Preemption(possible=False, why="this cluster does not preempt jobs (PreemptType=preempt/none)")
     if cluster.preempt_type == "partition_prio":
         mode = _mode(partition.preempt_mode)
         if not mode:
@@ -143,10 +143,10 @@ def find_preemption(
         above = sorted(p.name for p in partitions if p.tier > partition.tier and _overlap(p.nodes, partition.nodes))
         grace_s, setting = partition.grace_s, f"GraceTime of partition {partition.name}"
         by, grace = f"partition {', '.join(above)}", f"GraceTime={grace_s:.0f}"
-        nobody = f"no partition over the nodes of {partition.name} has a higher PriorityTier"
+        nobody = f"no other partition with nodes of {partition.name} has a higher PriorityTier"
     elif cluster.preempt_type == "qos":
         if not qos:
-            return Preemption(possible=None, why="jobs are preempted by QOS, and accounting names none")
+            return Preemption(possible=None, why="jobs are preempted by QOS, but accounting lists no QOS")
         if own_qos is None or own_qos not in qos:
             name = "its QOS is unknown" if own_qos is None else f"QOS {own_qos} is unknown"
             return Preemption(possible=None, why=f"jobs are preempted by QOS, and {name}")

@@ -127,7 +127,7 @@ class CsvReader:
             return
         if self._step is not None and self._step not in names:
             if not self._header:
-                self.problem = f"there is no column {self._step!r}, but {', '.join(filter(None, names))}"
+                self.problem = f"there is no column {self._step!r}; the columns are {', '.join(filter(None, names))}"
             return
         self._header = names
 

@@ -136,7 +136,7 @@ def _judge_check(
         judgements |= _JUDGES.get(check, _judge_plugin)(measured, spec, hosts)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as problem:
         # A node with another version of slurmtrain may report other facts; the check of versions reports it.
-        summary = f"its facts cannot be judged: {type(problem).__name__}: {problem}"
+        summary = f"its result cannot be evaluated: {type(problem).__name__}: {problem}"
         judgements |= {node: ("warn", summary, {}) for node in measured}
     return dict(sorted(judgements.items()))
 
@@ -162,8 +162,8 @@ def _judge_shared(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int,
             write_time = f"written in {_ms(facts['write_ms'])}, " if "write_ms" in facts else ""
             return "pass", f"{write_time}read after {_ms(facts['read_ms'])}", facts
         if not written:
-            return "skip", f"{hosts[0]} wrote nothing that could be seen", {}
-        summary = f"what {hosts[0]} wrote was not seen within {limit:g} s"
+            return "skip", f"{hosts[0]} could not write a file for this test", {}
+        summary = f"a file that {hosts[0]} wrote did not appear within {limit:g} s"
         return "fail", summary, {"timeout_s": limit} | ({} if others_read or node == 0 else {"ambiguous": True})
 
     return {node: judge_node(node, facts) for node, facts in measured.items()}
@@ -228,7 +228,7 @@ def judge_hardware(measured: Mapping[int, Facts], spec: Spec, hosts: Mapping[int
         summary = f"GPUs differ ({mixture}): set 'resources.mixed: true', or request one type"
         status = "fail"
     else:
-        summary = f"CPUs differ, and each step waits for the slowest rank ({mixture}): 'resources.mixed: true' balances"
+        summary = f"CPUs differ, so each step waits for the slowest rank ({mixture}): 'resources.mixed: true' balances"
         status = "warn"
     return {node: (status, summary, {**facts, "ambiguous": True}) for node, facts in measured.items()}
 
@@ -306,9 +306,9 @@ def _describe_good_gpus(facts: Facts) -> str:
         speeds = [gpu["tflops"] for gpu in multiplied]
         parts.append(" to ".join(dict.fromkeys(f"{speed:.3g}" for speed in (min(speeds), max(speeds)))) + " TFLOP/s")
     if "skip" in gemm:
-        parts.append(f"no matrix product: {gemm['skip']}")
+        parts.append(f"no matrix product was measured: {gemm['skip']}")
     if facts["nvml"] is not None:
-        parts.append(f"memory errors not checked: {facts['nvml']}")
+        parts.append(f"memory errors were not checked: {facts['nvml']}")
     return ", ".join(parts)
 
 
@@ -328,7 +328,7 @@ def _space_judge(check: str) -> _Judge:
         if facts["free"] < limit * 1e9:
             return "fail", f"{_gb(facts['free'])} free (limit {limit:g} GB)", facts
         if facts["inodes"] == 0:
-            return "fail", "no more files can be created: no inode is free", facts
+            return "fail", "no more files can be created: no inodes are free", facts
         return "pass", f"{_gb(facts['free'])} free", facts
 
     return _by_node(judge_node)

@@ -42,14 +42,14 @@ def offset_from_stamps(samples: Sequence[Stamps]) -> ClockOffset:
     between. Raises ValueError if no sample is left.
     """
     if not samples:
-        raise ValueError("no stamps were exchanged with node 0")
+        raise ValueError("no time stamps were exchanged with node 0")
     usable = [
         stamps
         for stamps in samples
         if stamps[0] <= stamps[3] and stamps[1] <= stamps[2] and 0 <= _delay(stamps) < math.inf
     ]
     if not usable:
-        raise ValueError(f"a clock was set during the measurement: none of its {len(samples)} samples is possible")
+        raise ValueError(f"a clock was changed during the measurement, so none of its {len(samples)} samples is usable")
     best = min(usable, key=_delay)
     t1, t2, t3, t4 = best
     return ClockOffset(((t1 - t2) + (t4 - t3)) / 2, _delay(best) / 2, len(usable))

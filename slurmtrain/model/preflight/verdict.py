@@ -144,18 +144,18 @@ def judge_networks(reports: PreflightReports, spec: Spec) -> dict[int, Finding]:
     """
     probed, hosts = reports.probed, reports.hosts
     if probed is None:
-        return dict.fromkeys(reports.facts, Finding("network", "skip", "one machine: there is nothing to prove"))
+        return dict.fromkeys(reports.facts, Finding("network", "skip", "one machine: there is nothing to test"))
     failed = _network_failures(reports, probed, None if spec.network.interface == "auto" else spec.network.interface)
     warned: dict[int, str] = {}
     # Where nothing is elected because of other nodes, these have failed.
-    passed = "it can be reached, but not all others can"
+    passed = "this node can be reached, but not all others can"
     if reports.elected is not None:
         passed = _describe_network(probed[reports.elected])
         for better in better_unproved_networks(probed, reports.elected):
             for node in culprits(better.problems, len(better.members)) or _involved_nodes(better):
                 culprit = _describe_culprit(node, better, hosts)
                 # The best of several better networks comes first, and is worth the warning.
-                warned.setdefault(node, f"{passed}; {_describe_network(better)} would be better, but {culprit}")
+                warned.setdefault(node, f"{passed}; {_describe_network(better)} would be faster, but {culprit}")
     findings = {}
     for node in reports.addresses:
         finding = Finding("network", "warn" if node in warned else "pass", warned.get(node, passed))
@@ -212,7 +212,7 @@ def _network_failures(reports: PreflightReports, probed: Sequence[Network], pinn
     # Most specific first: nodes that lack the interface explain everything that follows from it.
     lacking = nodes_without_interface(addresses, pinned) if pinned is not None else []
     if lacking:
-        missing = f"{pinned} (network.interface) is not there, or down"
+        missing = f"{pinned} (network.interface) does not exist, or is down"
         return {node: (f"{missing}; {_describe_interfaces(addresses[node])}", {}) for node in lacking}
     acceptable = [candidate for candidate in probed if candidate.pinned] if pinned else probed
     if not acceptable:

@@ -224,7 +224,7 @@ class _ConditionReader:
             else:
                 yield _Token(text, place, text.lower() if text.lower() in _KEYWORDS else _OPERAND)
         if rest := self._text[at:].lstrip():
-            why = "a quotation mark that is not closed" if rest[0] in "\"'" else f"{rest[0]!r} cannot stand here"
+            why = "a quotation mark is not closed" if rest[0] in "\"'" else f"{rest[0]!r} is not allowed here"
             raise point_at(self._text, len(self._text) - len(rest), why)
 
     def read(self) -> Condition:
@@ -312,7 +312,7 @@ class _ConditionReader:
         return point_at(self._text, at, f"{expected}, not {'the end' if token is None else repr(token.text)}")
 
     def _too_deep(self) -> QueryError:
-        return QueryError(f"more than {_DEEPEST} conditions within each other")
+        return QueryError(f"conditions are nested more than {_DEEPEST} levels deep")
 
 
 def _literal(name: str, relation: str, text: str, quoted: bool, now: float) -> Literal:
@@ -320,7 +320,9 @@ def _literal(name: str, relation: str, text: str, quoted: bool, now: float) -> L
     literal = Literal(text, quoted)
     if literal.is_null:
         if relation in ORDERS or relation.endswith("~"):
-            raise ValueError(f"null is not compared with {relation!r}; '=' and '!=' find what is missing, or is not")
+            raise ValueError(
+                f"null cannot be compared with {relation!r}; use '=' to find missing values, '!=' to find others"
+            )
         return literal
     if relation.endswith("~"):
         return literal
@@ -367,4 +369,4 @@ def _check_values(comparison: Comparison, values: Sequence[object]) -> None:
         return
     present = [value for value in values if value is not None and value is not fields.ABSENT]
     if present and all(isinstance(value, int | float) and not isinstance(value, bool) for value in present):
-        raise QueryError(f"{comparison.name!r} is a number, and {text!r} is none")
+        raise QueryError(f"{comparison.name!r} is a number, and {text!r} is not")

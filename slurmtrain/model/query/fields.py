@@ -177,7 +177,7 @@ def read_sort(text: str) -> tuple[SortKey, ...]:
     for part in map(str.strip, text.split(",")):
         name = part.removeprefix("-").strip()
         if not name:
-            raise QueryError(f"{text!r} is no order; write fields such as metrics.val_loss or -submitted_at")
+            raise QueryError(f"{text!r} is not an order; write fields such as metrics.val_loss or -submitted_at")
         keys.append(SortKey(name, part.startswith("-")))
     return tuple(keys)
 
@@ -284,7 +284,7 @@ def read_span(text: str, now: float) -> Span:
         begin = datetime.fromisoformat(text.upper())
         return Span(begin.timestamp(), (begin + length).timestamp())
     except (ValueError, OverflowError, OSError):
-        raise ValueError(f"{text!r} is no time of the calendar; {TIMES}") from None
+        raise ValueError(f"{text!r} does not exist in the calendar; {TIMES}") from None
 
 
 def moment_of(value: Any) -> float | None:

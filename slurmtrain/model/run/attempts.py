@@ -179,10 +179,10 @@ def _activity(payload: Payload) -> str | None:
         case agent_events.WaitingForRun(run=run):
             return f"waits until run {run} has ended"
         case agent_events.WaitingForSlot(count=0, gpus=gpus):
-            return f"waits for its turn: it needs {gpus} GPU(s) of this machine that no other run has"
+            return f"waits for its turn: it needs {gpus} free GPU(s) of this machine"
         case agent_events.WaitingForSlot(count=count, gpus=gpus):
             free = f" with {gpus} free GPU(s) each" if gpus else ""
-            return f"waits for its turn: of its sweep, up to {count} run at once on this machine{free}"
+            return f"waits for its turn: up to {count} runs of its sweep run at once on this machine{free}"
     return None
 
 

@@ -227,7 +227,7 @@ def with_state(run: Run) -> Run:
         return replace(run, state=state, reason=reason, ended_at=newest.ended_at if state in ENDED else None)
     if run.cancelled:
         return replace(run, state="cancelled", reason=run.end_reason or "cancelled before it started")
-    return replace(run, reason=run.reason or "not handed to the scheduler yet", ended_at=None)
+    return replace(run, reason=run.reason or "not submitted to the scheduler yet", ended_at=None)
 
 
 def _state_after(attempts: Sequence[Attempt], is_cancelled: bool) -> tuple[str, str]:

@@ -126,7 +126,7 @@ def events_of(reading: Reading, source: str) -> tuple[list[AnyEvent], list[Garba
         if flaws or event is None:
             line = json.dumps(record, separators=(",", ":")).encode()
             values = f"unusable: {', '.join(flaws)}" if flaws else "a key is missing"
-            why = f"an event {event.kind!r} with values that are {values}" if event else f"it is no event ({values})"
+            why = f"an event {event.kind!r} whose values are {values}" if event else f"it is not an event ({values})"
             garbage.append(garbage_of(source, offset, line, why))
     return events, garbage
 

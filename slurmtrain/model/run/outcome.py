@@ -235,7 +235,7 @@ def _slurms_reason(attempt: Attempt, final: _Final) -> tuple[str, str]:
         status = f"signal {observed.signal}" if observed.signal else f"exit code {observed.exit_code}"
         description = f"Slurm says FAILED with {status}"
     elif state == "COMPLETED":
-        description = "Slurm says that the job completed, but the job itself never did"
+        description = "Slurm says that the job completed, but the job did not record that"
     elif state == "NODE_FAIL" and observed.nodes:
         description = f"a node failed ({observed.nodes})"
     return CAUSE_OF_STATE[state], ": ".join(filter(None, (description, observed.reason)))

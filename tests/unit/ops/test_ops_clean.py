@@ -112,7 +112,7 @@ def test_without_a_terminal_it_says_what_would_go_and_removes_nothing(workspace:
     assert answer["bytes"] == sum(each["bytes"] for each in answer["kinds"]) > 100_000
     result = call(workspace)
     assert "logs of runs that ended" in result.stdout
-    assert "needs -y" in result.stderr
+    assert "confirm with -y" in result.stderr
     assert before <= files(workspace.root.path)
 
 

@@ -121,7 +121,7 @@ def test_a_run_whose_job_may_be_in_the_queue_is_not_submitted_again_and_says_why
 @pytest.mark.parametrize(
     ("spec", "why"),
     [
-        ({"resources": {"nodes": 4}}, "n1 cannot be left out: 4 nodes are needed and 3 would be left"),
+        ({"resources": {"nodes": 4}}, "n1 cannot be excluded: 4 nodes are needed and 3 would be left"),
         ({"preflight": {"exclude": False}}, "preflight.exclude is false"),
     ],
 )

@@ -256,7 +256,7 @@ CONFIG = "SchedulerType = sched/{type}\nSchedulerParameters = bf_interval=1{more
     ("config", "message"),
     [
         (CONFIG.format(type="backfill", more=",disable_hetjob_steps"), "allows no job step over several components"),
-        (CONFIG.format(type="builtin", more=""), "that takes SchedulerType=sched/backfill, and it is builtin"),
+        (CONFIG.format(type="builtin", more=""), "SchedulerType must be sched/backfill, not builtin"),
     ],
 )
 def test_a_site_that_runs_no_heterogeneous_jobs_refuses_components(

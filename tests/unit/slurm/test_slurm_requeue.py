@@ -275,7 +275,7 @@ def test_a_node_that_cannot_be_left_out_is_told_with_the_reason(
     slurm.job(excluded=excluded)
     slurm.replies("sinfo", "".join(f"node{i}|spot|{s}|8|1|x|x\n" for i, s in enumerate(states.split())))
     slurm.replies("sbatch", stderr=f"allocation failure: {refusal}\n", code=1)
-    assert SlurmQueue().exclusion_problem("7", ["node1"]) == (why and f"node1 cannot be left out: {why}")
+    assert SlurmQueue().exclusion_problem("7", ["node1"]) == (why and f"node1 cannot be excluded: {why}")
 
 
 # --- releasing ----------------------------------------------------------------------------------------------------

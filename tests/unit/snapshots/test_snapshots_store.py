@@ -77,7 +77,7 @@ def test_a_merge_with_conflicts_is_refused(repo: Path) -> None:
     git(repo, "commit", "--quiet", "--all", "--message", "ours")
     with pytest.raises(subprocess.CalledProcessError):
         git(repo, "merge", "--quiet", "other")
-    with pytest.raises(UserError, match=r"train\.py in the repository .* have conflicts of a merge; resolve"):
+    with pytest.raises(UserError, match=r"train\.py in the repository .* have merge conflicts; resolve"):
         snapshot_of(repo)
 
 

@@ -48,8 +48,8 @@ def test_an_entry_names_a_run_and_how_it_must_end(text: str, dependency: Depende
     ("after", "message"),
     [
         (["afterokk:a"], "'afterokk' is not a condition: write 'afterok:a' or 'afterany:a'; did you mean 'afterok'?"),
-        (["a b"], "'a b' cannot name a run"),
-        (["afterok:"], "cannot name a run"),
+        (["a b"], "'a b' cannot be the name of a run"),
+        (["afterok:"], "cannot be the name of a run"),
         ([5], "expected the name or id of a run, found a whole number (5)"),
         (["a", "afterok:a"], "'a' is given twice"),
         ({"a": 1}, "expected a list, found a mapping"),
@@ -80,10 +80,10 @@ def test_references_are_filled_in_wherever_they_are_in_a_value() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("${run.pretrain.chekpoint}", "these are checkpoint, dir, id, step, metrics.NAME; did you mean 'checkpoint'?"),
+        ("${run.pretrain.chekpoint}", "a run has checkpoint, dir, id, step, metrics.NAME; did you mean 'checkpoint'?"),
         ("${run.pretrain}", "does not exist; a run has"),
         ("${run.pretrain.metrics.}", "does not exist; a run has"),
-        ("${run..dir}", "cannot name a run"),
+        ("${run..dir}", "cannot be the name of a run"),
         ("${run.}", "does not exist; a run has"),
     ],
 )

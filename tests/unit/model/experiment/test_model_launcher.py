@@ -98,10 +98,10 @@ def contradictions(command: str, launcher: str = NODE, *, nodes: int = 2, procs_
 @pytest.mark.parametrize(
     ("command", "part"),
     [
-        ("torchrun --nproc-per-node=2 train.py", "told --nproc_per_node 2, but resources.procs_per_node is 4"),
-        ("torchrun --nnodes 3 train.py", "told --nnodes 3, but resources.nodes is 2"),
-        ("accelerate launch --num_processes 4 train.py", "told --num_processes 4, but"),
-        ("deepspeed --num_gpus 8 train.py", "told --num_gpus 8, but resources.procs_per_node is 4"),
+        ("torchrun --nproc-per-node=2 train.py", "has --nproc_per_node 2, but resources.procs_per_node is 4"),
+        ("torchrun --nnodes 3 train.py", "has --nnodes 3, but resources.nodes is 2"),
+        ("accelerate launch --num_processes 4 train.py", "has --num_processes 4, but"),
+        ("deepspeed --num_gpus 8 train.py", "has --num_gpus 8, but resources.procs_per_node is 4"),
         ("torchrun --standalone train.py", "each of the 2 nodes would train on its own"),
         # Options that agree with the resources, and those of the script, are none of its business.
         ("torchrun --nproc-per-node=4 --nnodes=2 train.py --nnodes 9", None),

@@ -148,7 +148,7 @@ def test_each_option_in_a_list_is_passed_on_or_refused_however_it_is_typed(progr
         ({"gres": "gpu:4"}, 1, "use 'resources.gpus_per_node: 4'"),
         ({"gres": "gpu:h100:4"}, 1, "use 'resources.gpus_per_node: h100:4'"),
         ({"gres": "lscratch:10,gpu:a100:2"}, 1, "use 'resources.gpus_per_node: a100:2', beside 'gres: lscratch:10'"),
-        ({"gres": "gpu:a100:2,gpu:v100:1"}, 1, "use 'resources.gpus_per_node' for one type of them"),
+        ({"gres": "gpu:a100:2,gpu:v100:1"}, 1, "use 'resources.gpus_per_node' for one type"),
         ({"gpus": 8}, 2, "use 'resources.gpus_per_node: 4'"),
         ({"gpus": 8}, 3, "use 'resources.gpus_per_node', also with a type: 'h100:4'"),
         ({"gpus_per_node": "a:2"}, 3, "use 'resources.gpus_per_node: a:2'"),

@@ -193,7 +193,7 @@ def test_what_other_programs_call_a_key_leads_to_a_key_that_there_is() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "message"),
     [
-        ("name", "a/b", "cannot name a run"),
+        ("name", "a/b", "cannot be the name of a run"),
         *(("seed", seed, "expected a whole number") for seed in (-1, 2**32, 1.0, "7", True, [1])),
         ("deterministic", "yes", "expected true or false"),
         ("requeue", False, "; write {enabled: false}"),

@@ -194,7 +194,7 @@ BY_ANOTHER = "preempted by a job of higher priority"
                                   "rank 2 was killed by SIGKILL"}),
         (CRASH, KernelEvidence(oom_kills=1, own=False),
          {"cause": "oom", "evidence": {"oom_kills": 1, "memory_limit": None},
-          "reason": "rank 2 was killed for memory: the node had none left; rank 2 was killed by SIGKILL"}),
+          "reason": "rank 2 was killed for memory: the node had no memory left; rank 2 was killed by SIGKILL"}),
         # Only the failure that others follow from tells of memory.
         (RAISED_FIRST, KILLS, {"evidence": OOM_KILLS}),
         (SIGNALLED, KILLS, {"evidence": OOM_KILLS}),
@@ -281,7 +281,7 @@ def test_a_rank_that_was_killed_while_the_kernel_killed_for_memory_had_too_littl
     killed = failure(signal="SIGKILL", rank=3)
     reason = oom_reason(killed, KernelEvidence(oom_kills=1, memory_limit=62 * GIB))
     assert reason == "rank 3 was killed for memory: its limit is 62 GiB"
-    assert "the node had none left" in (oom_reason(killed, KernelEvidence(oom_kills=1)) or "")
+    assert "the node had no memory left" in (oom_reason(killed, KernelEvidence(oom_kills=1)) or "")
 
 
 @pytest.mark.parametrize(
@@ -328,7 +328,7 @@ def test_what_an_exception_says_of_memory_tells_which_was_short(error: str, shor
 def test_the_end_of_node_0_long_before_explains_a_time_limit_and_nothing_else() -> None:
     limit = ExitReport(cause="timeout", reason="the time limit was reached", failed_at=9.0)
     amended = amend(limit, SERVED)
-    assert amended.reason == "the time limit was reached; the command of node 0 had completed, and n1 still ran"
+    assert amended.reason == "the time limit was reached; the command of node 0 had completed, but n1 still ran"
     # Sorts before the reports of the other nodes.
     assert amended.blame < limit.blame
     assert amended.evidence == {NODE_0_COMPLETED: 3.0}

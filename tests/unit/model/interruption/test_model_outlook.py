@@ -106,7 +106,7 @@ ENDLESS = site(partition={"DefaultTime": "NONE", "MaxTime": "UNLIMITED"})
         (site(PreemptType="(null)"), "spot", {}, "preemption", (None, "nobody", None), "preempts no job"),
         (site(), "ondemand", {}, "preemption", (None, "nobody", None), "partition ondemand has PreemptMode=OFF"),
         (site(partition={"PriorityTier": "1"}), "spot", {}, "preemption", (None, "nobody", None),
-         "no partition over the nodes of spot has a higher"),
+         "no other partition with nodes of spot has a higher"),
         # The limit is the job's own, or its partition's.
         (site(), "spot", {"time_s": 7200, "lead_s": 90}, "time limit", (90, "agent", 6), "after 2 h (resources.time)"),
         (site(), "spot", {}, "time limit", (90, "agent", 6), "after 30 min (the default of partition spot)"),
@@ -117,8 +117,8 @@ ENDLESS = site(partition={"DefaultTime": "NONE", "MaxTime": "UNLIMITED"})
         (ENDLESS, "spot", {}, "time limit", (None, "nobody", None), "does not happen"),
         # A node that dies takes the job with it, unless others can go on.
         (site(SlurmdTimeout="300 sec"), "spot", {}, "node failure", (0, "slurm", 6), "after 300 s (SlurmdTimeout)"),
-        (site(), "spot", {"spares": 1}, "node failure", (0, "agent", 0), "the others continue in the same job"),
-        (site(), "spot", {"nodes": (2, 4)}, "node failure", (0, "agent", 0), "the others continue in the same job"),
+        (site(), "spot", {"spares": 1}, "node failure", (0, "agent", 0), "the other nodes continue in the same"),
+        (site(), "spot", {"nodes": (2, 4)}, "node failure", (0, "agent", 0), "the other nodes continue in the same"),
         (site(), "spot", {}, "scancel", (5, "nobody", None), "`slurmtrain resume`"),
     ],
 )  # fmt: skip
@@ -147,7 +147,7 @@ def test_what_happens_to_a_job_at_an_interruption(
         (site(), "spot", {}, "SLURM_VERSION", "ok", "does not requeue a job that exits within its grace"),
         (site(SLURM_VERSION="24.05.0", MaxBatchRequeue="7"), "spot", {}, "SLURM_VERSION", "ok",
          "24.05 requeues a job that exits within its grace, and holds it after 7 times"),
-        (site(), "spot", {"requeue": False, "time_s": 60}, "requeue.enabled", "warn", "not started again"),
+        (site(), "spot", {"requeue": False, "time_s": 60}, "requeue.enabled", "warn", "does not start again"),
     ],
 )  # fmt: skip
 def test_what_a_person_should_know_of_interruptions_there(

@@ -79,7 +79,7 @@ def test_a_check_that_a_node_did_not_make_is_a_warning() -> None:
 def test_facts_of_another_version_are_a_warning(check: str, facts: dict[str, Any]) -> None:
     findings = judge_check(check, dict.fromkeys(range(3), facts))
     assert {finding.status for finding in findings.values()} == {"warn"}
-    assert findings[0].summary.startswith("its facts cannot be judged: ")
+    assert findings[0].summary.startswith("its result cannot be evaluated: ")
 
 
 _JSON = st.recursive(
@@ -121,9 +121,9 @@ def blamed_for(findings: dict[int, Finding]) -> set[int]:
     ("facts", "statuses", "blamed", "summary"),
     [
         ([WROTE, READ], "pass pass", set(), "read after 12 ms"),
-        ([WROTE, READ, UNSEEN], "pass pass fail", {2}, "what node0 wrote was not seen within 10 s"),
+        ([WROTE, READ, UNSEEN], "pass pass fail", {2}, "a file that node0 wrote did not appear within 10 s"),
         # If no other node sees the file of node 0, no node is blamed.
-        ([WROTE, UNSEEN, UNSEEN], "pass fail fail", set(), "what node0 wrote was not seen within 10 s"),
+        ([WROTE, UNSEEN, UNSEEN], "pass fail fail", set(), "a file that node0 wrote did not appear within 10 s"),
         ([WROTE, {"refused": "permission denied"}], "pass fail", {1}, "cannot be written: permission denied"),
         ([{"write_ms": 1.0, "unseen": True}, UNSEEN], None, {0}, None),
     ],
@@ -143,7 +143,7 @@ def test_a_node_that_does_not_see_what_another_has_written_is_to_blame(
 def test_where_node_0_wrote_nothing_the_others_are_not_judged(of_node_0: dict[str, Any]) -> None:
     findings = judge_check("shared", {0: of_node_0, 1: UNSEEN, 2: UNSEEN})
     assert [findings[node].status for node in (1, 2)] == ["skip", "skip"]
-    assert findings[1].summary == "node0 wrote nothing that could be seen"
+    assert findings[1].summary == "node0 could not write a file for this test"
 
 
 # --- versions ---------------------------------------------------------------------------------------------------
@@ -188,7 +188,7 @@ def test_the_minority_fails_with_the_versions_of_the_others(
         ({**ROOM, "free": 10**9}, "pass", "1 GB free"),
         ({**ROOM, "free": 10**9 - 10**7}, "fail", "0.99 GB free (limit 1 GB)"),
         ({**ROOM, "inodes": None}, "pass", "412 GB free"),
-        ({**ROOM, "inodes": 0}, "fail", "no more files can be created: no inode is free"),
+        ({**ROOM, "inodes": 0}, "fail", "no more files can be created: no inodes are free"),
         ({**ROOM, "writable": False}, "fail", "/scratch cannot be written"),
         ({"path": "/scratch", "missing": True}, "fail", "there is no /scratch"),
     ],
@@ -415,9 +415,9 @@ def xid(code: int, times: int) -> dict[str, Any]:
         (xid(63, 1), "warn", "1 x Xid 63 of 0000:3b:00 in the kernel log"),
         (xid(31, 9), "pass", SPEED),
         ({**GPUS, "nvml": "nvidia-ml-py is not installed", "gpus": []}, "pass",
-         "memory errors not checked: nvidia-ml-py is not installed"),
+         "memory errors were not checked: nvidia-ml-py is not installed"),
         ({**GPUS, "gemm": {"skip": "torch is built without CUDA"}}, "pass",
-         "no matrix product: torch is built without CUDA"),
+         "no matrix product was measured: torch is built without CUDA"),
     ],
 )  # fmt: skip
 def test_a_gpu_that_is_not_as_it_should_be_fails_with_figures(facts: dict[str, Any], status: str, summary: str) -> None:

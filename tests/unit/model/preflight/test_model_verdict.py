@@ -141,7 +141,7 @@ def test_a_clock_that_is_wrong_is_to_blame() -> None:
 
 def test_where_no_network_is_needed_none_is_proved() -> None:
     alone = judge_nodes(reports(1, probed=None, elected=None, offsets={0: None}), spec(1))
-    assert findings_of_check(alone, "network") == {0: ("skip", "one machine: there is nothing to prove")}
+    assert findings_of_check(alone, "network") == {0: ("skip", "one machine: there is nothing to test")}
     assert findings_of_check(alone, "clock") == {0: ("pass", DISCIPLINE["description"])}
     assert alone.problem is None
 
@@ -275,7 +275,7 @@ def test_a_better_network_that_is_blocked_at_one_node_is_a_warning_of_that_node(
     assert statuses(findings) == ["pass", "pass", "warn", "pass"]
     assert findings[0].summary == "eth0 on 10.0.0.0/24, 1 Gbit/s"
     assert findings[2].summary == (
-        "eth0 on 10.0.0.0/24, 1 Gbit/s; ib0 on 10.1.0.0/24, 200 Gbit/s would be better, but apart from node0, node1, "
+        "eth0 on 10.0.0.0/24, 1 Gbit/s; ib0 on 10.1.0.0/24, 200 Gbit/s would be faster, but apart from node0, node1, "
         "node3 on 10.1.0.0/24: node0 cannot reach node2: 10.1.0.3 does not answer within 2 s"
     )
 
@@ -334,7 +334,7 @@ def test_nodes_without_a_network_in_common_all_fail_with_what_they_have() -> Non
 def test_a_node_without_the_pinned_interface_fails_with_what_it_has() -> None:
     findings = judge([slow()], pinned="ib0", lacks=[1])
     assert statuses(findings) == ["pass", "fail", "pass", "pass"]
-    assert findings[1].summary == "ib0 (network.interface) is not there, or down; it has eth0"
+    assert findings[1].summary == "ib0 (network.interface) does not exist, or is down; it has eth0"
     assert ambiguous(findings) == [False] * 4
     assert statuses(judge([slow()], pinned="hsn7")) == ["fail"] * 4
 

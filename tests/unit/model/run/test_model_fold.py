@@ -32,10 +32,10 @@ def test_a_run_that_waits_on_its_machine_says_for_what() -> None:
     sim.node("waiting_for_slot", count=2, gpus=1)
     assert sim.fold().state == "pending"
     assert sim.fold().reason == (
-        "waits for its turn: of its sweep, up to 2 run at once on this machine with 1 free GPU(s) each"
+        "waits for its turn: up to 2 runs of its sweep run at once on this machine with 1 free GPU(s) each"
     )
     sim.node("waiting_for_slot", count=0, gpus=2)
-    assert sim.fold().reason == "waits for its turn: it needs 2 GPU(s) of this machine that no other run has"
+    assert sim.fold().reason == "waits for its turn: it needs 2 free GPU(s) of this machine"
 
 
 def test_the_facts_of_a_completed_run_are_all_there() -> None:
@@ -89,7 +89,7 @@ def test_a_run_whose_processes_are_gone_waits_for_sync_unless_none_of_them_ever_
     setup = LocalRun().created().submitted(requeue={})
     setup.command("observed", job_id="j1", restart=0, state="gone", last_seen=150.0, reason="module: not found")
     assert (setup.fold().state, setup.fold().idle) == ("lost", True)
-    assert setup.fold().reason == "module: not found; it failed before it finished a step, and would again"
+    assert setup.fold().reason == "module: not found; it failed before it finished a step and would do so again"
 
 
 def test_lost_steps_are_those_since_the_last_checkpoint_which_the_next_attempt_does_again() -> None:

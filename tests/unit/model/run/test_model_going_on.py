@@ -81,8 +81,8 @@ OFF = {"enabled": False}
 @pytest.mark.parametrize(
     ("cause", "rules", "state", "why"),
     [
-        ("oom", {}, "failed", "why; it ran out of memory, and would again"),
-        ("crash", {}, "failed", "why; it failed before it finished a step, and would again"),
+        ("oom", {}, "failed", "why; it ran out of memory and would do so again"),
+        ("crash", {}, "failed", "why; it failed before it finished a step and would do so again"),
         *((cause, OFF, "failed", "why; requeue.enabled is false") for cause in ("crash", "hang", "node_fail", "oom")),
         ("lost", OFF, "lost", "why; requeue.enabled is false"),
         # Runs of a version without policies stay as they ended.

@@ -34,7 +34,7 @@ def test_a_job_in_a_state_that_is_not_known_to_be_final_is_a_live_one() -> None:
         ("RECONFIG_FAIL", "node_fail", "the nodes could not be reconfigured"),
         ("REQUEUED", "preempted", "requeued"),
         ("REVOKED", "cancelled", "revoked by its cluster"),
-        ("COMPLETED", "lost", "Slurm says that the job completed, but the job itself never did"),
+        ("COMPLETED", "lost", "Slurm says that the job completed, but the job did not record that"),
         ("FAILED with signal 9", "crash", "Slurm says FAILED with signal 9"),
         ("FAILED with exit code 3", "crash", "Slurm says FAILED with exit code 3"),
     ],

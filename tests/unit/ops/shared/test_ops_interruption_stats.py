@@ -194,7 +194,7 @@ def test_a_save_that_would_not_fit_the_grace_is_told_at_submission(
     _, notes = submitted(workspace, tmp_path)
     assert len(notes) == 1
     assert notes[0].startswith(
-        "a job that is preempted in partition spot has 60 s to save in, and the last save took 95.0"
+        "a job that is preempted in partition spot has 60 s to save, but the last save took 95.0"
     )
     _, notes = submitted(workspace, tmp_path, "slurm.partition=paid")
     assert notes == []

@@ -179,7 +179,7 @@ def test_nodes_that_must_be_left_out_come_first_and_are_no_matter_of_the_ledger(
     left_out = exclusions(workspace, plan(nodes=3), ("n2",), slurm=True)
     assert left_out.nodes == ("n2",)
     assert "n1 is in the node ledger" in left_out.notes[0]
-    with pytest.raises(RequestRefused, match="n2, n3 cannot be left out: 4 nodes are needed and 3 would be left"):
+    with pytest.raises(RequestRefused, match="n2, n3 cannot be excluded: 4 nodes are needed and 3 would be left"):
         exclusions(workspace, plan(nodes=4), ("n2", "n3"), slurm=True)
 
 

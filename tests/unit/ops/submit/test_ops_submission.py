@@ -61,7 +61,7 @@ def test_what_another_run_has_just_found_counts_and_costs_one_question_more(
     run_ids, notes, _ = submit(workspace, spec, sweep=["params.a=1,2,3"], executor="slurm")
     assert calls(slurm) == {"scontrol": 2, "sinfo": 1, "sbatch": 1}
     assert "#SBATCH --exclude=n1\n" in script(workspace)
-    assert [note for note in notes if "left out" in note] == [
+    assert [note for note in notes if "excluded" in note] == [
         "excluded, because a preflight failed there: n1 (disk: no room, 0 min ago); 'slurmtrain nodes' shows more"
     ]
     [journal] = workspace.root.run(run_ids[0]).journals.glob("submit-*.jsonl")

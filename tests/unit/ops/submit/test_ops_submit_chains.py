@@ -464,5 +464,5 @@ def test_the_runs_of_a_singletons_sweep_run_one_at_a_time_and_share_no_job(works
     [script] = workspace.root.arrays.glob("*/submitit/8_submission.sh")
     assert "#SBATCH --array=0-2%1\n" in script.read_text()
     packed = write("two", "slurm: {dependency: singleton}", "params: {a: 1}", "sweep: {params.a: [1, 2], pack: 2}")
-    with pytest.raises(SpecError, match="runs that share a job run at once"):
+    with pytest.raises(SpecError, match="runs that share a job run at the same time"):
         submit_all(workspace, packed)

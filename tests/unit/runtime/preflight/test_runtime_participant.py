@@ -289,7 +289,7 @@ def test_if_one_node_is_cut_off_from_the_fast_network_the_slow_one_is_elected_wi
     assert outcomes[3].address == address(SLOW, 3)
     assert statuses(outcomes, "network") == ["pass", "pass", "warn", "pass"]
     assert finding(outcomes[2], "network").summary == (
-        "slow0 on 127.3.0.0/16, 1 Gbit/s; fast0 on 127.2.0.0/16, 100 Gbit/s would be better, but apart from n0, n1, n3 "
+        "slow0 on 127.3.0.0/16, 1 Gbit/s; fast0 on 127.2.0.0/16, 100 Gbit/s would be faster, but apart from n0, n1, n3 "
         "on 127.2.0.0/16: n0 cannot reach n2: 127.2.0.3: No route to host"
     )
     record = election(outcomes[0])

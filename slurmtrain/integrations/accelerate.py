@@ -70,7 +70,7 @@ def save_state(accelerator: Accelerator, step: int, directory: str | Path | None
         UserError: The accelerator names checkpoints itself, and would ignore the path.
     """
     if keep < 1:
-        raise ValueError(f"save_state() keeps at least one checkpoint, not {keep}")
+        raise ValueError(f"save_state() must keep at least one checkpoint, not {keep}")
     if accelerator.project_configuration.automatic_checkpoint_naming:
         raise UserError(
             "ProjectConfiguration(automatic_checkpoint_naming=True) makes accelerate ignore where to save, and its "

@@ -143,7 +143,7 @@ def _read_own(run: Run, own: Sequence[ExternalCheckpoint], request: ExportReques
     chosen = choose_own(run, own, request.step, to="export")
     checkpoint = next((each for each in chosen if each.complete), None)
     if checkpoint is None:
-        raise CheckpointError(f"{chosen[0].path} is not exported, since it is not complete: {chosen[0].problem}")
+        raise CheckpointError(f"{chosen[0].path} cannot be exported, because it is incomplete: {chosen[0].problem}")
     try:
         if damage := "; ".join(find_damage(list_tree(checkpoint.path))):
             raise CheckpointError(f"{checkpoint.path} is not exported: {damage}")
@@ -172,7 +172,7 @@ def _choose_own(checkpoint: ExternalCheckpoint, contents: Contents, name: str | 
             f"'python {directory}/zero_to_fp32.py {directory} OUT --tag {checkpoint.path.name}'"
         )
     if not modules and checkpoint.format == "other":
-        raise UserError(f"{checkpoint.path} has a format that is not known here, and cannot be exported")
+        raise UserError(f"the format of {checkpoint.path} is unknown, so it cannot be exported")
     if not modules and all(hasattr(read(), "nbytes") for read in contents.values()):
         return ""
     if not modules:
@@ -207,10 +207,10 @@ def _choose_module(path: Path, modules: Sequence[str], objects: Collection[str],
     if name is not None and name in modules:
         return name
     if not modules:
-        raise UserError(f"{path} holds no module (run.checkpoint(model=...)), and only modules are exported")
+        raise UserError(f"{path} has no module (run.checkpoint(model=...)), and only modules can be exported")
     among = f"its modules are {', '.join(modules)}" if len(modules) > 1 else f"its module is {modules[0]}"
     if name is None:
-        raise UserError(f"{path} holds {len(modules)} modules; choose one with --object: {among}")
+        raise UserError(f"{path} has {len(modules)} modules; choose one with --object: {among}")
     problem = f"{name!r} is not a module" if name in objects else f"there is no object {name!r}"
     raise UserError(f"{problem} in {path}; {among}")
 
@@ -250,7 +250,7 @@ def _renamed(values: Mapping[str, Any], start: str) -> dict[str, Any]:
 def _check_room(to: Path, size: int) -> None:
     free = space_left(to.parent).bytes
     if size + _HEADER_BYTES > free:
-        raise CheckpointError(f"{to} needs {size} bytes, and {free} are free in {to.parent}; choose another place")
+        raise CheckpointError(f"{to} needs {size} bytes, but only {free} are free in {to.parent}; choose another place")
 
 
 def _write_durably(to: Path, source: _Source, run_id: str, *, force: bool) -> None:
@@ -409,7 +409,9 @@ def export_command(
         registered = export_registered(workspace, run_id, request, model, show_bytes) if model else None
         exported = registered.exported if registered else export(workspace, run_id, request, show_bytes)
     if exported.left_out:
-        output.warn([f"left out, since a .safetensors file holds dense tensors alone: {', '.join(exported.left_out)}"])
+        output.warn(
+            [f"left out, because a .safetensors file can only hold dense tensors: {', '.join(exported.left_out)}"]
+        )
     if as_json:
         output.print_json((registered or exported).to_dict())
     else:

@@ -122,7 +122,8 @@ class Balancer:
             return
         if batch is None:
             raise StrategyError(
-                "the spec has 'resources.mixed: true', and the script gives each process as much: take the samples of "
+                "the spec has 'resources.mixed: true', but the script gives all processes the same number of samples: "
+                "take the samples of "
                 "this one by run.share(batch), or load them with run.loader(...)"
             )
         # A rank without samples computes with one.

@@ -233,8 +233,8 @@ def _read_schema(connection: sa.Connection, url: DatabaseUrl) -> _Schema | None:
     owner, is_trusted, user, tables = row
     if not is_trusted:
         raise RegistryFailed(
-            f"the schema {url.schema} of the registry {url} belongs to the role {owner}, and {user} is no member of "
-            "it; name a schema of your own with '?options=-csearch_path=NAME'"
+            f"the schema {url.schema} of the registry {url} belongs to the role {owner}, and {user} is not a member "
+            "of it; name a schema of your own with '?options=-csearch_path=NAME'"
         )
     if _registry.name not in tables:
         return _Schema(tables, None, None)

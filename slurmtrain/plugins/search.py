@@ -118,7 +118,7 @@ def read(workspace: Workspace, sweep: str) -> SearchRecord | None:
             host=data.get("host"),
         )
     except (LookupError, TypeError, ValueError) as error:
-        raise PathError(f"{path} is not the record of a search ({error}); without it, the search is over") from error
+        raise PathError(f"{path} is not a valid record of a search ({error}), so the search has ended") from error
 
 
 def forget(workspace: Workspace, sweep: str) -> None:
@@ -204,7 +204,7 @@ def advance_all(workspace: Workspace, only: Collection[str] | None = None) -> Ad
                 else:
                     advance(workspace, record, advanced)
         except (SlurmtrainError, OSError) as error:
-            advanced.problems.append(f"search {sweep} cannot go on: {error}")
+            advanced.problems.append(f"search {sweep} cannot continue: {error}")
     return advanced
 
 
@@ -250,7 +250,9 @@ def advance(workspace: Workspace, record: SearchRecord, advanced: Advance, *, is
         forget(workspace, record.sweep)
         return
     if record.host not in (None, socket.gethostname()):
-        advanced.notes.append(f"search {record.sweep} runs on {record.host}: 'slurmtrain sync' takes it further there")
+        advanced.notes.append(
+            f"search {record.sweep} runs on {record.host}: call 'slurmtrain sync' there to continue it"
+        )
         return
     count = min(search.parallel - len(open_runs), search.trials - number)
     if count <= 0 and not (open_runs and search.pruner.name != "none"):
@@ -264,14 +266,16 @@ def advance(workspace: Workspace, record: SearchRecord, advanced: Advance, *, is
     # A person has cancelled all runs that ran last.
     if runs and runs[-1].is_cancelled and all(each.run.ended or each.is_cancelled for each in runs):
         again = f"'slurmtrain resume {runs[-1].run.id}' continues it"
-        advanced.notes.append(f"search {record.sweep} asks for no more runs: all that ran were cancelled; {again}")
+        advanced.notes.append(
+            f"search {record.sweep} submits no more runs, because all that ran were cancelled; {again}"
+        )
         return
     ended = [each for each in runs if each.run.ended and not each.is_cancelled]
     if len(ended) >= _WITHOUT_VALUE and all(each.trial.state == "failed" for each in ended):
         logged = sorted({name for each in ended for name in each.run.metrics})
-        why = f"none of its {len(ended)} runs that have ended has completed with a value of {search.metric!r}"
+        why = f"none of the {len(ended)} runs that ended completed with a value of {search.metric!r}"
         names = f"; they have logged {', '.join(logged)}" if logged else ""
-        advanced.problems.append(f"search {record.sweep} asks for no more runs: {why}{names}")
+        advanced.problems.append(f"search {record.sweep} submits no more runs: {why}{names}")
         return
     # After the same runs as the first, whatever has got their names since.
     upstreams = ids_by_name(upstreams_of(workspace.root.run(runs[0].run.id))) if runs else {}
@@ -463,4 +467,4 @@ def _make_method(cls: Any, role: str, method: Method, **own: Any) -> Any:
             warnings.simplefilter("ignore")
             return cls(**method.settings, **own)
     except (TypeError, ValueError) as error:
-        raise UserError(f"sweep.search.{role}: {method.name} cannot be made with these settings: {error}") from error
+        raise UserError(f"sweep.search.{role}: {method.name} does not accept these settings: {error}") from error

@@ -84,7 +84,7 @@ def damaged_value(error: Exception, registry: object = None) -> RegistryDamaged:
     name = "the registry" if registry is None else f"the registry {registry}"
     problem = f"{type(error).__name__}: {error}"
     cure = "'slurmtrain registry rebuild' makes a new one"
-    return RegistryDamaged(f"{name} holds what slurmtrain has not written ({problem}); {cure}")
+    return RegistryDamaged(f"{name} has content that slurmtrain did not write ({problem}); {cure}")
 
 
 def read_cell(read: Callable[[Any], T], cell: Any) -> T:

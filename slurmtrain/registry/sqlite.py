@@ -333,7 +333,7 @@ def _tables_version(engine: sa.Engine, path: Path) -> int | None:
 
 
 def _rebuild_advice(path: Path) -> str:
-    return f"'slurmtrain registry rebuild' makes a new one and keeps this file as {path.name}.old"
+    return f"'slurmtrain registry rebuild' makes a new one, and keeps this file as {path.name}.old"
 
 
 def _make_tables(engine: sa.Engine) -> None:

@@ -351,7 +351,7 @@ class Store:
                 return
         except (PathError, RegistryUnusable) as failure:
             problem = f"; a new one cannot be made: {failure}"
-        self._spare.warn(f"{error}{problem}; meanwhile the run directories are read instead")
+        self._spare.warn(f"{error}{problem}; until that is fixed, commands read the run directories instead")
         self.in_memory = True
         self._engine = sqlite.engine_in_memory()
         with self.begin() as transaction:
@@ -372,8 +372,8 @@ class Store:
         kept = put_registry_aside(self.address, "damaged", only=self._file)
         if kept is not None:
             spare.note(
-                f"the registry {self.address} was damaged ({error.__cause__ or error}): it is kept as {kept}, and a "
-                "new one is made from the run directories"
+                f"the registry {self.address} was damaged ({error.__cause__ or error}): it was kept as {kept}, and a "
+                "new one is being made from the run directories"
             )
         self._open()
         # Also if another command has put the file aside: it may not have filled the new one yet.

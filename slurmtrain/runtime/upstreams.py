@@ -33,7 +33,7 @@ def read_upstreams(run: RunDir) -> list[Upstream]:
     try:
         return [Upstream.from_dict(each) for each in data["upstreams"]]
     except (KeyError, TypeError, AttributeError) as error:
-        raise PathError(f"{run.upstreams} is not what slurmtrain wrote there ({error!r})") from error
+        raise PathError(f"{run.upstreams} has changed since slurmtrain wrote it ({error!r})") from error
 
 
 def write_upstreams(run: RunDir, upstreams: Sequence[Upstream]) -> None:
@@ -82,7 +82,7 @@ def read_facts(run: RunDir) -> Mapping[str, Any]:
         time.sleep(_POLL_S)
     facts = (data or {}).get("facts")
     if not isinstance(facts, Mapping):
-        raise PathError(f"{run.upstream_facts} is not there, or not what slurmtrain wrote there")
+        raise PathError(f"{run.upstream_facts} is missing, or has changed since slurmtrain wrote it")
     return facts
 
 

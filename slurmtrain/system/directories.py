@@ -45,7 +45,7 @@ class FollowedDirectory:
         now = str(self.alias.readlink())
         if opened.st_nlink == 0 or now == str(self.path):
             return f"its directory {self.path} was deleted"
-        return f"its directory was moved from {self.path} to {now} while it ran"
+        return f"its directory was moved from {self.path} to {now} while it was running"
 
 
 def without_aliases(text: str) -> str:

@@ -266,12 +266,10 @@ def read_json(
     except OSError as error:
         raise PathError(f"cannot read {path}: {describe_os_error(error)}") from error
     except (ValueError, RecursionError) as error:
-        raise PathError(
-            f"{path} is not the JSON that slurmtrain wrote there ({error}); restore it from a backup"
-        ) from error
+        raise PathError(f"{path} has changed since slurmtrain wrote it ({error}); restore it from a backup") from error
     wrong = ""
     if not isinstance(data, dict):
-        wrong = "it is no object"
+        wrong = "it is not an object"
     elif not is_within(data, _DEEPEST):
         # Our files nest a few levels deep; what reads them later would exceed the recursion limit.
         wrong = f"it is nested more than {_DEEPEST} levels deep"
@@ -280,7 +278,7 @@ def read_json(
             if key in data and reader_of_type(type_)(data[key], []) is UNUSABLE:
                 wrong = wrong or f"its {key!r} cannot be {json.dumps(data[key])[:_SHOWN]}"
     if wrong:
-        raise PathError(f"{path} is not the JSON that slurmtrain wrote there ({wrong}); restore it from a backup")
+        raise PathError(f"{path} has changed since slurmtrain wrote it ({wrong}); restore it from a backup")
     assert isinstance(data, dict)
     return data
 
@@ -330,9 +328,9 @@ class DiskSpace:
     def shortage(self, needed: DiskSpace) -> str:
         """What is missing for what is ``needed``, as a phrase; empty if there is enough."""
         if self.bytes < needed.bytes:
-            return f"{self.bytes // 1024} KiB are left of the {needed.bytes // 1024} KiB"
+            return f"only {self.bytes // 1024} KiB are left of the {needed.bytes // 1024} KiB"
         if self.inodes is not None and needed.inodes is not None and self.inodes < needed.inodes:
-            return f"{self.inodes} inodes are left of the {needed.inodes}"
+            return f"only {self.inodes} inodes are left of the {needed.inodes}"
         return ""
 
 

@@ -128,6 +128,6 @@ def load_plugin(group: str, name: str) -> Any:
         if point.name == name:
             return point.load()
     raise NotAvailable(
-        f"there is no plug-in {name!r} ({group}), which comes with slurmtrain: it was installed in another version; "
+        f"there is no plug-in {name!r} ({group}), which comes with slurmtrain, so another version was installed; "
         "install it again ('pip install --force-reinstall slurmtrain', or 'pip install -e .' in its sources)"
     )

@@ -308,7 +308,7 @@ class LinkLock:
         text = f"held by {holder}" if holder is not None else "held by another process"
         if holder is not None and holder.process.alive() is not None:
             return text
-        return f"{text}; if that process is gone, delete {self._path}"
+        return f"{text}; if that process no longer exists, delete {self._path}"
 
 
 def _take_link(folder: int, name: str, content: bytes) -> bool:
@@ -476,5 +476,5 @@ def _note_links(device: int) -> None:
     mount = mount_of(device)
     print_notice(
         f"note: {mount or 'the file system of the runs'} has no locks that reach all machines: slurmtrain uses hard "
-        "links instead; a lock that a dead machine leaves must be deleted by hand"
+        "links instead; delete the lock of a dead machine by hand"
     )

@@ -237,7 +237,7 @@ def follow_links(path: Path | str) -> Path:
             return place
         check_owner(status, place)
         place = place.parent / place.readlink()
-    raise PathError(f"{path} leads through more than {_MAX_LINKS} symbolic links; remove the last one of them")
+    raise PathError(f"{path} leads through more than {_MAX_LINKS} symbolic links; remove the last one")
 
 
 def user_name(uid: int) -> str:

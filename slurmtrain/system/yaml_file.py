@@ -70,7 +70,7 @@ def read_text(path: Path) -> str:
         return decode_text(path.read_bytes(), path)
     except FileNotFoundError:
         specs = [each.name for each in path.parent.glob("*.y*ml")]
-        raise PathError(f"{path}: there is no such file{suggestion(path.name, specs)}") from None
+        raise PathError(f"{path}: this file does not exist{suggestion(path.name, specs)}") from None
     except IsADirectoryError:
         raise PathError(f"{path}: this is a directory; name the YAML file in it") from None
     except OSError as error:
@@ -143,7 +143,7 @@ def _find_cure(text: str, line: int) -> str:
         for cure, instead in _possible_cures(lines[number], lines[number - 1] if number else ""):
             if helps(number, instead):
                 return f"; {cure}: {instead.strip()}"
-    return "; a value that has a special character needs quotes"
+    return "; a value with a special character needs quotes"
 
 
 def _possible_cures(line: str, above: str) -> Iterator[tuple[str, str]]:
@@ -152,7 +152,7 @@ def _possible_cures(line: str, above: str) -> Iterator[tuple[str, str]]:
     if "\t" in indent:
         yield "indent with blanks instead of tabs", indent.replace("\t", "  ") + rest
     if indent and (same := above[: len(above) - len(above.lstrip())]) != indent:
-        yield "indent it as the line above", same + rest
+        yield "indent it like the line above", same + rest
     entry = _ENTRY.fullmatch(line)
     if entry is None:
         return

@@ -254,8 +254,8 @@ def check_tracker(name: str) -> None:
     point = _entry_point(name)
     if point is None:
         raise UserError(
-            f"there is no tracker {name!r}{suggestion(name, tracker_names())}; there are {', '.join(tracker_names())}, "
-            f"and a package adds one by an entry point of the group {GROUP}"
+            f"there is no tracker {name!r}{suggestion(name, tracker_names())}; there are "
+            f"{', '.join(tracker_names())}, and a package can add others with an entry point of the group {GROUP}"
         )
     # Looked for, not imported: that takes seconds for some.
     if point.value.startswith(_OWN) and (package := point.load().package) and find_spec(package) is None:

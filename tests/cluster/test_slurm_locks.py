@@ -52,5 +52,8 @@ def test_a_run_whose_runs_root_was_renamed_saves_when_it_is_preempted_and_contin
     run = site.until_state(run_id, "completed", "failed", "lost")
     assert (run["state"], run["step"], run["lost_steps"]) == ("completed", 300, 0), run
     first, _ = site.show(run_id)["attempts"]
-    assert f"its directory was moved from {before / run_id} to {site.runs / run_id} while it ran" in first["reason"]
+    assert (
+        f"its directory was moved from {before / run_id} to {site.runs / run_id} while it was running"
+        in first["reason"]
+    )
     assert not before.exists()

@@ -78,7 +78,7 @@ def test_a_drill_says_what_a_careless_script_does_and_ends_its_hang(site: Site) 
     assert [each["name"] for each in preempted["comparison"]["differing"]] == ["weights"]
     assert "the script is not deterministic" in notes
     assert hung["result"] == "failed"
-    assert problems(hung) == ["a hang of this script would not be noticed: it reports no progress"]
+    assert problems(hung) == ["nobody would notice a hang of this script: it reports no progress"]
     assert hung["state"] == "cancelled"
     assert site.processes(hung["run_id"]) == []
 
@@ -91,7 +91,7 @@ def test_a_drill_shows_that_a_save_in_place_destroys_the_only_checkpoint_and_tha
     outcome = drill(site, "--name last.pt --torn-s 1.5 --every 4 --steps 20", "save", code=1)
     [killed] = outcome["faults"]
     assert killed["half_written"] == [f"{site.runs}/{killed['run_id']}/checkpoints/last.pt"]
-    assert problems(killed) == ["the interrupted save destroyed last.pt, and it had no other"]
+    assert problems(killed) == ["the interrupted save destroyed last.pt, its only checkpoint"]
     # It started from the beginning, and so ends alike.
     assert (killed["state"], killed["comparison"]["identical"]) == ("completed", True)
 
@@ -142,4 +142,4 @@ def test_a_drill_of_a_trainer_compares_what_it_has_trained(site: Site, name: str
         assert (hung["result"], hung["cause"]) == ("passed", "hang")
     else:
         assert any("saved nothing when it was asked to stop" in note for note in preempted["notes"])
-        assert problems(hung) == ["a hang of this script would not be noticed: it reports no progress"]
+        assert problems(hung) == ["nobody would notice a hang of this script: it reports no progress"]

@@ -127,7 +127,7 @@ def test_a_run_that_fails_after_a_renaming_says_so_and_starts_again_where_it_is_
     assert rank.send(signal.SIGKILL)
     site.until_state(run_id, "requeued")
     reason = site.show(run_id)["attempts"][0]["reason"]
-    moved = f"its directory was moved from {before / run_id} to {site.runs / run_id} while it ran"
+    moved = f"its directory was moved from {before / run_id} to {site.runs / run_id} while it was running"
     assert reason.startswith("rank 0 was killed by SIGKILL")
     assert moved in reason
     # Not in place, where the old directory would be made anew.

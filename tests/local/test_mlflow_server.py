@@ -259,7 +259,7 @@ def test_a_run_that_is_rolled_back_behind_what_its_node_has_sent_begins_anew(
     run.ended("preempted", 0, 1).started(2).node("workers", 0, 2, first_step=3)
     run.later(1).reached(4, 2, loss=4.4).ended("completed", 0, 2)
     before = len(proxy.metrics)
-    with pytest.raises(TrackingError, match="'slurmtrain sync' begins it anew"):
+    with pytest.raises(TrackingError, match="'slurmtrain sync' starts a new MLflow run"):
         live(workspace, proxy.uri).send()
     assert len(proxy.metrics) == before
     assert mirror(workspace).problems == []

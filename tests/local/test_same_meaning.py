@@ -33,7 +33,7 @@ def test_a_python_of_setup_that_lacks_what_ranks_import_is_said(site: Site) -> N
     setup = ["python3 -m venv --without-pip venv", "source venv/bin/activate"]
     run_id = site.submit(site.commanding("python -c 'import slurmtrain'", setup=setup))
     reason = site.until_state(run_id, "failed", "completed")["reason"]
-    assert "/venv/bin/python, which lacks slurmtrain: install it there" in reason
+    assert "/venv/bin/python, where slurmtrain is not installed: install it there" in reason
 
 
 def test_setup_runs_when_it_is_the_turn_of_its_run(site: Site) -> None:

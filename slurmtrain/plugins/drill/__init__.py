@@ -30,11 +30,11 @@ _RESTARTED = {AGENTS_IN_PLACE: "in place", AGENTS_REQUEUE: "requeue"}
 @options.overrides_argument
 @click.option(
     "--fault", "faults", type=click.Choice(list(FAULTS)), multiple=True,
-    help="Inject only this fault; repeatable. By default all, but hang only if requeue.hang_after is set.",
+    help="Inject only this fault; repeatable. By default all; hang only if requeue.hang_after is set.",
 )  # fmt: skip
 @click.option(
     "--twice", is_flag=True,
-    help="Make the undisturbed run twice in any case; by default only if a run after a fault ends differently.",
+    help="Always make the undisturbed run twice; by default only if a run with a fault ends differently.",
 )  # fmt: skip
 @options.executor_option
 @options.json_option
@@ -58,7 +58,7 @@ def drill_command(
             report = run_drill(workspace, drill_options, lambda line: output.echo(line, err=True), look)
     # A submitted run belongs to the scheduler, so it does not end with this command.
     except KeyboardInterrupt:
-        output.echo("the drill is over; its last run continues ('slurmtrain cancel @last' ends it)", err=True)
+        output.echo("the drill has stopped; its last run continues ('slurmtrain cancel @last' ends it)", err=True)
         raise
     if as_json:
         output.print_json(report.to_dict())

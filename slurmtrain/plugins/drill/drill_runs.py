@@ -119,15 +119,16 @@ class _DrillPlan:
         spec = load(options.path, options.overrides, ())
         if len(spec.runs) != 1:
             raise UserError(
-                f"{options.path} has a sweep of {len(spec.runs)} runs, and a drill takes one; drill a spec without it"
+                f"{options.path} has a sweep of {len(spec.runs)} runs, but a drill needs a single run: leave the "
+                "sweep out"
             )
         plan = spec.runs[0].plan
         pattern = plan.spec.checkpoint.glob
         # Runs could resume from each other's checkpoints, or overwrite the user's.
         if pattern is not None and not pattern.startswith(("{checkpoint_dir}", "{run_dir}")):
             raise UserError(
-                f"checkpoint.glob ({pattern}) finds checkpoints of any run, and a drill's must be separate: "
-                "begin the pattern with {checkpoint_dir}, and have the script save there"
+                f"checkpoint.glob ({pattern}) finds checkpoints of any run, but a drill must keep them apart: begin "
+                "the pattern with {checkpoint_dir}, and have the script save there"
             )
         # A fault that is named twice is tried once; the command line's order is kept.
         faults = list(dict.fromkeys(options.faults)) or [

@@ -381,7 +381,7 @@ def why_never(baseline: Baseline) -> str:
     """Why no fault can be injected into a run like the undisturbed one; empty if one can."""
     if baseline.counts_steps or baseline.saves or baseline.lines:
         return ""
-    return "it reports no step, leaves no checkpoint and prints nothing, so nothing shows when it trains"
+    return "it reports no step, leaves no checkpoint and prints nothing, so there is no way to see when it trains"
 
 
 # --- how long to wait -------------------------------------------------------------------------------------------------

@@ -190,7 +190,7 @@ def inject_in_save(workspace: Workspace, run: Run, watch: SaveWatch, timeout_s: 
 def _target_of(workspace: Workspace, run: Run) -> FaultTarget:
     target = find_target(workspace, run)
     if target is None or not target.complete:
-        raise RunBusy(f"run {run.id} does not train, so there is nothing to hit")
+        raise RunBusy(f"run {run.id} is not training, so there is nothing to hit")
     return target
 
 
@@ -207,7 +207,7 @@ def _signal_all(processes: Sequence[Process], number: signal.Signals, target: st
     """
     # Unknown means another machine, whose process numbers may coincide with ours.
     if any(process.alive() is None for process in processes):
-        raise UserError(f"the run is on {processes[0].host}, whose processes cannot be reached from here: drill there")
+        raise UserError(f"the processes of the run on {processes[0].host} cannot be reached from here: drill there")
     sent = [process.send(number) for process in processes]
     if not any(sent):
         raise RunBusy(f"{target} had ended before {number.name} was sent")

@@ -119,7 +119,7 @@ def _with_findings(verdict: FaultVerdict, facts: DrillFacts) -> FaultVerdict:
     if facts.ended_by_drill:
         if verdict.fault == "hang" and not facts.baseline.counts_steps:
             findings.add(
-                "a hang of this script would not be noticed: it reports no progress",
+                "nobody would notice a hang of this script: it reports no progress",
                 "call slurmtrain.progress(step) after each step, or use slurmtrain.session() (docs/scripts.md)",
             )
         else:
@@ -147,7 +147,7 @@ def not_hit_verdict(fault: str, run: Run, why: str = "") -> FaultVerdict:
         problem = f"it ended as {run.state} before the fault{reason}"
         return replace(verdict, problems=[DrillProblem(problem, f"'slurmtrain doctor {run.id}' says more")])
     if not why and fault == "save":
-        why = "it finished first, and none of its saves was seen half-written"
+        why = "it finished before one of its saves could be caught half-written"
     advice = "make it longer, or have it save sooner, for example with the override checkpoint.every.steps=5"
     return replace(verdict, not_tried=why or f"it finished first; {advice}")
 
@@ -232,13 +232,13 @@ def _judge_stop(verdict: FaultVerdict, facts: DrillFacts, findings: Findings) ->
         )
     if fault.announced and lost:
         findings.add(
-            f"{_count_steps(lost)} {'was' if lost == 1 else 'were'} lost, though the stop was announced",
+            f"{_count_steps(lost)} {'was' if lost == 1 else 'were'} lost, although the stop was announced",
             "it did not save within its grace: save with slurmtrain.session(), and make saves, or steps, faster "
             "(docs/runs.md)",
         )
     elif verdict.resumed_at is not None and saved and verdict.resumed_at < max(saved):
         findings.add(
-            f"it resumed from step {verdict.resumed_at}, though step {max(saved)} was saved",
+            f"it resumed from step {verdict.resumed_at}, although step {max(saved)} was saved",
             f"'slurmtrain verify {verdict.run_id}' shows whether that checkpoint is damaged",
         )
 
@@ -261,9 +261,9 @@ def _judge_end(verdict: FaultVerdict, facts: DrillFacts, findings: Findings) -> 
     for expected, reached in (facts.comparison.steps or (None, None), (facts.baseline.run.step, run.step)):
         if expected is not None and reached is not None and reached < expected:
             findings.add(
-                f"it completed at step {reached}, and the undisturbed run at step {expected}",
-                "a rank that stops early must not exit with 0 after it has said that its work is done, nor with 0 at "
-                "all if requeue.exit_zero is completed: exit with 75",
+                f"it completed at step {reached}, but the undisturbed run at step {expected}",
+                "a rank that stops early must exit with 75, not 0, if requeue.exit_zero is completed or it has "
+                "reported its work as done",
             )
             return
     if facts.comparison.identical is False and not _may_differ(facts):
@@ -287,8 +287,8 @@ def _notes_on_run(verdict: FaultVerdict, facts: DrillFacts) -> list[str]:
         notes.append(f"it was interrupted {times} more: times and lost steps may not be due to the fault alone")
     if facts.injected.moment.endswith("of its output"):
         notes.append(
-            f"it was struck {facts.injected.moment}: it reports no step and had saved nothing, so whether it trained "
-            "by then is unknown"
+            f"the fault came {facts.injected.moment}: the script reports no step and had saved nothing, so it is "
+            "unknown whether it was training by then"
         )
     elif not FAULTS[verdict.fault].announced and not _saved_steps(facts) and not facts.aftermath.saves:
         notes.append("it had saved nothing before the fault: checkpoint.every.steps makes a session save sooner")
@@ -331,7 +331,8 @@ def judge_baseline(baseline: Baseline, pattern: str | None, half_written: Sequen
         findings.notes.append(f"its last checkpoint is {last.path.name}, in {kind}, {step}")
         if last.step is None:
             findings.notes.append(
-                "without steps nothing shows whether it resumes: put the step into the name, or see checkpoint.step"
+                "without steps there is no way to see whether it resumes: put the step into the name, or set "
+                "checkpoint.step"
             )
     elif not baseline.run.checkpoints:
         findings.notes.append(
@@ -409,16 +410,16 @@ def _judge_resume(facts: DrillFacts, resumed_at: float, findings: Findings) -> N
     if after.resume_from is None:
         before = [save for save in after.saves if save.saved_at < injected.at]
         if before and injected.half_written:
-            findings.add(f"the interrupted save destroyed {before[-1].path.name}, and it had no other", _RENAME)
+            findings.add(f"the interrupted save destroyed {before[-1].path.name}, its only checkpoint", _RENAME)
         elif before:
             findings.add(
-                f"it was handed no checkpoint, although it had saved {before[-1].path.name}",
+                f"it was given no checkpoint, although it had saved {before[-1].path.name}",
                 "see 'slurmtrain show' for the checkpoints of the run, and checkpoint.glob in docs/scripts.md",
             )
         return
     name = after.resume_from.rstrip("/").rpartition("/")[2]
     if after.resume_from in injected.half_written:
-        findings.add(f"it was handed {name}, which was only half written", _RENAME)
+        findings.add(f"it was given {name}, which was only half written", _RENAME)
         return
     handed = next((save.step for save in after.saves if str(save.path) == after.resume_from), None)
     # The first step that the script reported after that, or saved.
@@ -427,12 +428,12 @@ def _judge_resume(facts: DrillFacts, resumed_at: float, findings: Findings) -> N
     first = next((step for time, step in sorted(reported) or saved if time >= resumed_at), None)
     if handed is None and not facts.baseline.counts_steps:
         findings.notes.append(
-            f"it was handed {name}; whether it resumed from it is unknown, since neither its checkpoints nor its "
-            "output have steps: slurmtrain.progress(step) reports them"
+            f"it was given {name}, but whether it resumed from it is unknown, because neither its checkpoints nor its "
+            "output have steps: report them with slurmtrain.progress(step)"
         )
     elif handed is not None and first is not None and first < handed:
         findings.add(
-            f"it was handed {name} and did not resume from it: it then reached step {first}",
+            f"it was given {name} and did not resume from it: it then reached step {first}",
             "load the file that {resume_from} names in the command, or SLURMTRAIN_RESUME_FROM in the environment",
         )
     elif handed is not None and first is not None and first > handed:

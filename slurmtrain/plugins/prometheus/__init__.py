@@ -79,7 +79,7 @@ def exposition_text(collection: Collection, labels: Mapping[str, str]) -> str:
 def check_textfile(path: Path) -> None:
     """Raise UserError if the node exporter ignores files with the suffix of ``path``."""
     if path.suffix != SUFFIX:
-        raise UserError(f"{path}: the node exporter reads only files whose names end in {SUFFIX}; choose such a name")
+        raise UserError(f"{path}: the node exporter only reads files whose names end in {SUFFIX}; rename it")
 
 
 def write_textfile(path: Path, text: str) -> None:
@@ -202,7 +202,7 @@ def _read_labels(_context: click.Context, _parameter: click.Parameter, texts: tu
         if not equals or not _LABEL.fullmatch(name):
             raise click.BadParameter(f"{text!r} is not NAME=VALUE, such as project=vision")
         if name in LABELS:
-            raise click.BadParameter(f"{name!r} is a label of slurmtrain's own; choose another name")
+            raise click.BadParameter(f"slurmtrain uses the label {name!r} itself; choose another name")
         labels[name] = value
     return labels
 
@@ -217,7 +217,7 @@ def _read_labels(_context: click.Context, _parameter: click.Parameter, texts: tu
 @click.option("--textfile", metavar="FILE", type=click.Path(path_type=Path), help="Write a file for the node exporter.")
 @click.option("--serve", "address", metavar="[HOST:]PORT", callback=_read_address, help="Serve them until Ctrl-C.")
 @click.option("--label", "labels", metavar="NAME=VALUE", multiple=True, callback=_read_labels, help="A label for all.")
-@click.option("--no-runs", is_flag=True, help="Leave out the series of single runs, and so their names.")
+@click.option("--no-runs", is_flag=True, help="Leave out the series of single runs, and with them their names.")
 @click.option("--dashboard", is_flag=True, help="Print a dashboard for Grafana instead.")
 @options.json_option
 def metrics_command(
@@ -266,7 +266,7 @@ def _serve_metrics(workspace: Workspace, address: tuple[str, int], labels: dict[
 
     host, port = address
     if not is_loopback(host):
-        output.warn([f"everybody who can connect to {host} can read the names and the state of these runs"])
+        output.warn([f"anybody who can connect to {host} can read the names and states of these runs"])
     # The sums of this process, which are brought up to date by each collection.
     counters = Counters()
 

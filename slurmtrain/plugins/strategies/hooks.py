@@ -52,12 +52,12 @@ class FeedbackHook(CommHook):
         for name, parameter in module.named_parameters():
             if parameter.requires_grad and parameter.dtype is torch.float16:
                 raise StrategyError(
-                    f"{cannot} float16, and the parameter {name!r} has it: what overflows once stays in the errors for "
+                    f"{cannot} float16, and the parameter {name!r} has it: an overflow would stay in its errors for "
                     "ever; use float32 or bfloat16"
                 )
         for name, part in module.named_modules():
             if isinstance(part, nn.Embedding | nn.EmbeddingBag) and part.sparse:
-                raise StrategyError(f"{cannot} sparse gradients, which {name!r} has: make it with sparse=False")
+                raise StrategyError(f"{cannot} sparse gradients, and {name!r} has them: make it with sparse=False")
 
     def reduce(self, bucket: dist.GradBucket) -> Future[Tensor]:
         """The future mean over ranks of the gradients in a ``bucket``."""

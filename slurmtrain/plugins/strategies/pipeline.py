@@ -60,7 +60,7 @@ class PipelinedModel(nn.Module):
     def forward(self, *_inputs: Any) -> Any:
         """Raise StrategyError: no rank has the whole model."""
         raise StrategyError(
-            "a pipelined model cannot be called, since each process has some of its parts: compute a step with "
+            "a pipelined model cannot be called, because each process has only some of its parts: compute a step with "
             "run.forward_backward(model, loss_of, inputs, targets), and a loss without gradients with "
             "run.evaluate(model, loss_of, batches)"
         )
@@ -106,8 +106,8 @@ class TorchPipeline(Pipeline):
         rows = len(arguments[0])
         if rows % microbatches:
             raise StrategyError(
-                f"{rows} samples cannot be divided into {microbatches} microbatches evenly: change the batch size, or "
-                "'strategy.microbatches' and 'resources.accumulation', whose product they are"
+                f"{rows} samples cannot be divided into {microbatches} microbatches evenly: change the batch size, "
+                "'strategy.microbatches' or 'resources.accumulation'"
             )
         # On all ranks, since the gradients of all have the scale of the loss.
         scale = gradients.scaled(torch.ones((), device=self._device))
@@ -252,7 +252,7 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
     for index, name in enumerate(names):
         if name not in modules:
             near = suggestion(str(name), modules)
-            raise StrategyError(f"pipeline_parts() names {name!r}, and the model has no such module{near}")
+            raise StrategyError(f"pipeline_parts() names {name!r}, but the model has no such module{near}")
         if name in names[:index]:
             raise StrategyError(
                 f"pipeline_parts() names {name!r} twice: give the model a module of its own for each place"
@@ -270,7 +270,7 @@ def parts_of(model: nn.Module) -> dict[str, nn.Module]:
         part = next((each for each in names if name.startswith(f"{each}.")), None)
         if part is None:
             raise StrategyError(
-                f"{name!r} is in none of the parts that pipeline_parts() names, and no stage would have it"
+                f"{name!r} is in none of the parts that pipeline_parts() names, so no stage would have it"
             )
         if owners.setdefault(id(value), part) != part:
             raise StrategyError(
@@ -305,7 +305,7 @@ def stages_of(
         for name in spec.split:
             if name not in names:
                 raise StrategyError(
-                    f"'strategy.split' names {name!r}, which is no part of the model{suggestion(name, names)}"
+                    f"'strategy.split' names {name!r}, which is not a part of the model{suggestion(name, names)}"
                 )
         begins = [0, *map(names.index, spec.split)]
         if begins != sorted(set(begins)) or len(begins) != stages:

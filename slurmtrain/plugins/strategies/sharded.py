@@ -100,8 +100,8 @@ def _check_inputs(
             tensor.check_first_inputs(
                 model.get_submodule(name),
                 mesh,
-                f"the inputs of {name!r}, of which each process has the whole, are not the same on processes that "
-                "divide layers among them: if they are parts of features, such as heads, its style in the plan must be "
+                f"processes that divide layers among them have different inputs of {name!r}, although each has all of "
+                "that module: if the inputs are parts of features, such as heads, its style in the plan must be "
                 f"{ON_PARTS!r}",
             )
 
@@ -221,5 +221,5 @@ def _ranks_per_node(nodes: Sequence[int], key: str) -> int:
     ranks = Counter(nodes)
     if len(set(ranks.values())) > 1:
         counts = ", ".join(f"{count} on node {node}" for node, count in ranks.items())
-        raise StrategyError(f"'{key}' needs the same number of processes on each node, and there are {counts}")
+        raise StrategyError(f"'{key}' needs the same number of processes on each node, but there are {counts}")
     return len(nodes) // len(ranks)

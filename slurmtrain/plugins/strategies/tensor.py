@@ -73,7 +73,7 @@ def styles_of(model: nn.Module, spec: StrategySpec, size: int) -> dict[str, str 
         ]
         if not matching:
             raise StrategyError(
-                f"the plan names {pattern!r}, and the model has no such module{suggestion(pattern, names)}"
+                f"the plan names {pattern!r}, but the model has no such module{suggestion(pattern, names)}"
             )
         # Of several that match, the last one counts.
         styles |= dict.fromkeys(matching, style)
@@ -149,7 +149,7 @@ def _plan_of(model: nn.Module, spec: StrategySpec, size: int) -> Mapping[str, st
         plan = {pattern: _OF_TRANSFORMERS.get(str(each), str(each)) for pattern, each in of_transformers.items()}
     if not isinstance(plan, Mapping) or not plan:
         raise StrategyError(
-            f"{kind} has no plan by which its layers are divided: give it a method tensor_plan(size), or set "
+            f"{kind} has no plan for dividing its layers: give it a method tensor_plan(size), or set "
             "'strategy.plan', such as {blocks.*.mlp.up: colwise, blocks.*.mlp.down: rowwise}"
         )
     for pattern, style in plan.items():

@@ -226,7 +226,7 @@ class Follower:
         observed = observe(self._workspace, [subject.run_id], ask_slurm=False)
         run = self._workspace.store.load(subject.run_id)
         if run is None:
-            raise RunNotFound(f"there is no run {subject.run_id} any more: its directory was deleted")
+            raise RunNotFound(f"run {subject.run_id} no longer exists: its directory was deleted")
         is_same, self._run = run == self._run, run
         if not is_same:
             self._why = explain(self._workspace, observed.runs, subject.run_id, ask=False).headline
@@ -308,7 +308,7 @@ def report_lines(config: Config, run: Mapping[str, Any], columns: int) -> list[s
         observed = observe(workspace, [run["id"]], thorough=True, ask_slurm=False)
         loaded = workspace.store.load(run["id"])
         if loaded is None:
-            raise RunNotFound(f"there is no run {run['id']} any more: its directory was deleted")
+            raise RunNotFound(f"run {run['id']} no longer exists: its directory was deleted")
         facts = show_json(workspace, observed.runs[run["id"]], loaded)
         facts["why"] = explain(workspace, observed.runs, run["id"], ask=False).headline
         if facts["state"] == run["state"]:

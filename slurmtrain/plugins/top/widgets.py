@@ -42,7 +42,7 @@ PAGE_KEYS = (
     ),
     ("s", "show", "all about the run, as 'slurmtrain show'"),
     ("r", "resume", "start the run again from its newest checkpoint (asks)"),
-    ("p", "save", "have the run save now, as 'slurmtrain checkpoint'"),
+    ("p", "save", "ask the run to save now, as 'slurmtrain checkpoint'"),
     ("a", "all/live", "show all runs, or only those that have not ended"),
     ("x", "unfold", "show the runs of the sweep, or fold them again, also from one of its runs"),
     ("o", "sort", "sort in the next way: live first, newest, name, state, progress, ETA"),
@@ -78,7 +78,7 @@ def help_lines(width: int) -> list[str]:
     """What all keys do, on lines of at most ``width`` cells."""
     about = [(key, text) for key, _, text in PAGE_KEYS]
     logs = [(key, text) for key, _, text in LOG_KEYS if text]
-    end = "Runs are not changed by leaving this page. 'slurmtrain COMMAND --help' says what each action does."
+    end = "Leaving this page does not change any run. 'slurmtrain COMMAND --help' says what each action does."
     lines = [f"{key:<5} {text}" for key, text in about]
     lines += ["", "In logs:", *(f"{key:<5} {text}" for key, text in logs), "", end]
     return [part for line in lines for part in wrap(line, max(20, width), subsequent_indent=" " * 6) or [""]]

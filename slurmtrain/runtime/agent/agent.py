@@ -78,7 +78,7 @@ _ALREADY = {
     "completed": "the run has completed already",
     "cancelled": "the run was cancelled already",
     "failed": "the run has failed already",
-    lease.REPLACED: "the run goes on with another job",
+    lease.REPLACED: "the run continues with another job",
 }
 
 

@@ -86,7 +86,7 @@ class Watchdog:
             return None
         limit_s, most_s = next(iter(over.values()))
         ranks = f"rank{'s' if len(over) > 1 else ''} {', '.join(map(str, over))}"
-        why = f"{ranks} finished no step for {limit_s:.0f} s"
+        why = f"{ranks} did not finish a step for {limit_s:.0f} s"
         return Suspicion(node=self._node, why=why, limit_s=limit_s, most_s=most_s)
 
     def raise_limits(self) -> None:

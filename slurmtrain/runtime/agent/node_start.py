@@ -285,9 +285,9 @@ def link_log(plan: Plan, attempt: AttemptDir, job_id: str, log: Path) -> str:
         path.parent.mkdir(parents=True, exist_ok=True)
         target = path.readlink() if path.is_symlink() else None
         if target is None and path.exists():
-            return f"log: {path} is there already, and stays as it is; the log is {log}"
+            return f"log: {path} exists already and was left as it is; the log is {log}"
         if target is not None and not target.is_relative_to(attempt.run.path):
-            return f"log: {path} leads to {target}, which is not this run's; the log is {log}"
+            return f"log: {path} already links to {target} of another run and was left as it is; the log is {log}"
         write_atomically(attempt.log_link, os.fsencode(path), private=True)
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         beside.unlink(missing_ok=True)

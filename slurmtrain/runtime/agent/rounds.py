@@ -267,7 +267,7 @@ class Rounds:
         published, is_completed, ended_at = False, own.report.cause == "completed", time.time()
         self._completed_before = None
         if is_completed and missing and self._config.spec.completed_by == NODE_0:
-            why = "the command of node 0 completed, and with it the run (completed_by: node0)"
+            why = "the command of node 0 completed, and so did the run (completed_by: node0)"
             control.publish_stop(StopRequest(cause="completed", why=why, at=ended_at, node=node))
             published = True
         while missing - set(control.silent_nodes()):

@@ -195,7 +195,7 @@ class OutputReader:
             self._slow += 1
             if self._slow < _SLOW_LINES:
                 return True
-            return self._give_up(f"the pattern of tracking.metrics takes longer than {_LINE_S:g} s for a line")
+            return self._give_up(f"the pattern of tracking.metrics needs more than {_LINE_S:g} s for a line")
         if self._reader.problem:
             return self._give_up(f"{self._spec.file}: {self._reader.problem}")
         if row is None:
@@ -232,10 +232,10 @@ class OutputReader:
         """Whether the script reports its metrics itself: they have one writer."""
         if not self._attempt.rank_journal(0).exists():
             return False
-        return not self._give_up("the script reports its metrics itself: tracking.metrics is not needed")
+        return not self._give_up("the script reports its metrics itself; leave tracking.metrics out")
 
     def _give_up(self, why: str) -> bool:
-        self._journal.write(ScriptUnread(why=f"its metrics are not read from its output: {why}"))
+        self._journal.write(ScriptUnread(why=f"its metrics are no longer read from its output: {why}"))
         return False
 
 
@@ -335,7 +335,7 @@ def read_script_metrics(spec: Spec, attempt: AttemptDir, resumed_at: float | Non
         path = Path.cwd() / os.path.expanduser(file)  # noqa: PTH111 (a home directory may be unknown)
     counted = logged_step(run, resumed_at) if metrics.may_count and resumed_at is not None else None
     orders = Orders.begin_now(metrics, attempt, path, counted or 0)
-    return _start_beside("slurmtrain.runtime.agent.script_metrics", orders, "metrics of the script are not read")
+    return _start_beside("slurmtrain.runtime.agent.script_metrics", orders, "the script's metrics are not read")
 
 
 def _start_beside(module: str, orders: Orders | LiveOrders, problem: str) -> MetricsProcess | None:
@@ -365,7 +365,7 @@ def read_output() -> None:
             pass
         reader.read(last=True)
     except OSError as error:
-        print(f"slurmtrain: metrics of the script cannot be kept: {describe_os_error(error)}", file=sys.stderr)
+        print(f"slurmtrain: the script's metrics cannot be written: {describe_os_error(error)}", file=sys.stderr)
     finally:
         reader.close()
 

@@ -231,7 +231,7 @@ class Workers:
         if self._directory.deleted:
             why = f"the run directory {self._placement.attempt.run.path} was deleted"
             # The journals were deleted too: if anything is left of this attempt, it is its output.
-            print(f"slurmtrain: {why}: the ranks cannot save any more, and are ended", file=sys.stderr, flush=True)
+            print(f"slurmtrain: {why}: the ranks can no longer save, so they are stopped", file=sys.stderr, flush=True)
             return StopRequest(cause="cancelled", why=why, at=time.time(), node=node)
         return self._supervisor.find_hang() or self._control.stop_request() or self._supervisor.find_growth()
 

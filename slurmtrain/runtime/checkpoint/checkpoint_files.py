@@ -121,18 +121,18 @@ def read_manifest(directory: Path) -> Manifest:
     schema = data.get("schema")
     if schema != SCHEMA:
         newer = isinstance(schema, int) and schema > SCHEMA
-        why = "a newer slurmtrain has written it" if newer else "it is not slurmtrain's"
-        raise CheckpointError(f"{directory / MANIFEST} has schema {schema!r}, and this version reads {SCHEMA}: {why}")
+        why = "a newer slurmtrain wrote it" if newer else "it is not slurmtrain's"
+        raise CheckpointError(f"{directory / MANIFEST} has schema {schema!r}, but this version reads {SCHEMA}: {why}")
     digest = data.pop("xxh3_128", None)
     if digest != _digest(data) or checkpoint_step(directory.name) not in (None, data.get("step")):
-        raise CheckpointError(f"{directory / MANIFEST} is not what was written")
+        raise CheckpointError(f"{directory / MANIFEST} has changed since it was written")
     try:
         # Its hash says that the values are what was written.
         listed = {name: (int(file["bytes"]), str(file["xxh3_128"])) for name, file in data["files"].items()}
         for name in listed:
             # It would lead out of the directory.
             if Path(name).name != name or name == MANIFEST:
-                raise ValueError(f"{name!r} is not the name of a checkpoint's file")
+                raise ValueError(f"{name!r} is not the name of a checkpoint file")
         values = {each.name: data[each.name] for each in fields(Manifest) if each.name != "files"}
         return Manifest(**values, files=listed)
     except (AttributeError, KeyError, TypeError, ValueError) as error:
@@ -195,9 +195,9 @@ def verify_files(directory: Path, manifest: Manifest, names: Iterable[str], *, h
         try:
             actual = path.stat().st_size
             if actual != size:
-                raise CheckpointError(f"{path} has {actual} bytes, its manifest says {size}")
+                raise CheckpointError(f"{path} has {actual} bytes, but its manifest says {size}")
             if hashes and hash_file(path) != digest:
-                raise CheckpointError(f"{path} is not what was written: its hash differs from the manifest's")
+                raise CheckpointError(f"{path} has changed since it was written: its hash differs from the manifest's")
         except FileNotFoundError as error:
             raise CheckpointError(f"{path} is missing") from error
         except OSError as error:

@@ -106,7 +106,7 @@ class TorchFiles(Format):
         if tree.is_directory:
             yield tree.unfinished_problem()
         names = _torch_files(tree) if tree.is_directory else [""]
-        yield None if names else "it has no file of torch.save"
+        yield None if names else "it has no file written by torch.save"
         for name in names:
             # An ending of a name does not prove that torch.save wrote the file.
             yield file_problem(tree, name, by_torch=False)
@@ -199,7 +199,7 @@ def dcp_problem(tree: FileTree) -> str | None:
     try:
         items = read_items(tree)
     except CheckpointError as error:
-        return f"{INDEX} is not whole: {error}"
+        return f"{INDEX} is incomplete: {error}"
     ends: dict[str, int] = {}
     lengths: Counter[str] = Counter()
     for item in items:
@@ -212,10 +212,10 @@ def dcp_problem(tree: FileTree) -> str | None:
         if size is None:
             return f"{name} is missing"
         if size < end:
-            return f"{name} has {size} bytes, and {INDEX} says at least {end}"
+            return f"{name} has {size} bytes, but {INDEX} says at least {end}"
         # Whoever reads all of them would read the file again and again.
         if size < lengths[name]:
-            return f"{INDEX} says that what is in {name} overlaps"
+            return f"{INDEX} lists parts of {name} that overlap"
     return None
 
 
@@ -224,7 +224,7 @@ def read_items(tree: FileTree) -> list[StoredItem]:
     index = read_plain(read_readable(tree.path / INDEX), INDEX)
     stored = member(index, "storage_data")
     if not isinstance(stored, Mapping):
-        raise CheckpointError(f"{INDEX} is no index of torch.distributed.checkpoint")
+        raise CheckpointError(f"{INDEX} is not an index of torch.distributed.checkpoint")
     items = []
     for place, info in stored.items():
         name, file = member(place, "fqn"), member(info, "relative_path")
@@ -293,7 +293,7 @@ def sharding_problem(tree: FileTree) -> str | None:
             return f"{start}{ending}{_INDEX} is missing"
     for index in _indexes(tree):
         if not _files_in(tree.path / index):
-            return f"{index} is not whole"
+            return f"{index} is incomplete"
     return None
 
 

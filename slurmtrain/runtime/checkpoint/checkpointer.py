@@ -142,9 +142,9 @@ class Restorer:
             raise CheckpointError(f"the checkpoint that the run begins with cannot be used: {problem}")
         if problems:
             raise CheckpointError(
-                "no checkpoint can be restored, and starting again would lose them all: "
+                "no checkpoint can be restored, and starting over would lose all of them: "
                 + "; ".join(f"{directory.name}: {problem}" for directory, problem in problems.items())
-                + f"; 'slurmtrain resume --from-start {self._run.id}' starts again on purpose"
+                + f"; to start over anyway: 'slurmtrain resume --from-start {self._run.id}'"
             )
         return None
 
@@ -183,7 +183,7 @@ class Restorer:
             raise CheckpointError(f"the weights to begin with cannot be used: {problem}")
         modules = self._objects.modules()
         if not any(True for _ in modules):
-            raise CheckpointError("'start_from.load: weights' needs a module that the script registers")
+            raise CheckpointError("'start_from.load: weights' needs a module registered with run.checkpoint()")
         # It only loads: it neither notes a restore in a journal nor derives generators from a plan's hash.
         loader = Restorer(self._attempt, modules, self._ranks, None, hashes=self._hashes, plan_hash=None)
         loader._load_shared(directory, manifest)
@@ -197,7 +197,7 @@ class Restorer:
     def _load_shared(self, directory: Path, manifest: checkpoint_files.Manifest) -> tuple[Index, str]:
         """Load what ranks share; returns the index, and what to say if the rest does not fit."""
         index = self._together(lambda: Index(directory), _Unreadable, "its index cannot be read")
-        unfit = f"{directory} does not fit what the script registered"
+        unfit = f"{directory} does not match the objects that the script registered"
         split = is_split(manifest)
         # Small values of all ranks: rank 0 reads them for the others.
         reads = self._ranks.rank == 0 or not split
@@ -237,7 +237,7 @@ class Restorer:
                 raise CheckpointError(f"it has no {name!r}")
             saved = {key: value for key, value in manifest.objects[name].items() if key != SPLIT}
             if saved != kind:
-                raise CheckpointError(f"its {name!r} is of another kind: {saved}, not {kind}")
+                raise CheckpointError(f"its {name!r} has another type: {saved}, not {kind}")
         return self._objects.template(shared, index)
 
     def _comparison(self, index: Index, targets: Mapping[str, Any]) -> Callable[[], dict[str, Any]]:

@@ -432,4 +432,4 @@ def _note_missing_files(candidates: Sequence[_Candidate]) -> None:
         # Once two lack a file, the script no longer saves it.
         missing = set.intersection(*others) - files if others else set()
         if missing:
-            each.problem = f"{min(missing)} is missing, which the others have"
+            each.problem = f"{min(missing)} is missing, but the other checkpoints have it"

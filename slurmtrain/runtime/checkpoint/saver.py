@@ -148,15 +148,15 @@ class Publisher:
             if used is not None and quota is not None and used + needed > quota and not self._warned:
                 self._warned = True
                 _log.warning(
-                    "checkpoint.quota is %s; %s are used, one more checkpoint takes %s, and nothing else may be "
-                    "deleted", in_gb(quota), in_gb(used), in_gb(needed),
+                    "checkpoint.quota is %s: %s are used, one more checkpoint takes %s, and no other checkpoint may "
+                    "be deleted", in_gb(quota), in_gb(used), in_gb(needed),
                 )  # fmt: skip
                 self._write(QuotaExceeded(bytes=needed, taken_bytes=used, quota=quota))
         free = self._free()
         if needed <= free:
             return ""
         return without_aliases(
-            f"it needs {in_gb(needed)}, and {in_gb(free)} are free in {self._attempt.run.checkpoints}"
+            f"it needs {in_gb(needed)}, but only {in_gb(free)} are free in {self._attempt.run.checkpoints}"
         )
 
     def _used_bytes(self) -> int | None:
@@ -361,7 +361,7 @@ class Saver:
         except (WriterGone, OSError):
             return
         if full:
-            _log.warning("there is no room for a checkpoint: %s", full)
+            _log.warning("there is no space for a checkpoint: %s", full)
 
     def begin(self, save: Save) -> str | None:
         """Copy the state and have it written. Returns why that failed, or None.

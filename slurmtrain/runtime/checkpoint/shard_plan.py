@@ -360,7 +360,7 @@ class SplitObjects:
         for rank, (_, own_kinds) in enumerate(gathered):
             for name, kind in own_kinds.items():
                 if self.kinds.setdefault(name, kind) != kind:
-                    raise CheckpointError(f"{name!r} is registered as {self.kinds[name]}, on rank {rank} as {kind}")
+                    raise CheckpointError(f"{name!r} is registered as {self.kinds[name]}, but on rank {rank} as {kind}")
         contents = [own for own, _ in gathered]
         names = {name for own in contents for name in own}
         self._names = frozenset(name for name in names if len({own.get(name) for own in contents}) > 1)

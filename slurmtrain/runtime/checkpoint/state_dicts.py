@@ -69,7 +69,8 @@ class Attributes:
         self._object = obj
         if not self.state_dict():
             raise TypeError(
-                f"{name!r} ({type(obj).__name__}) has no state_dict() and load_state_dict(), and no attributes"
+                f"{name!r} ({type(obj).__name__}) cannot be saved: it has neither state_dict() and load_state_dict() "
+                "nor attributes"
             )
 
     def state_dict(self) -> dict[str, Any]:
@@ -171,8 +172,8 @@ def check_zero(name: str, optimizer: ZeroRedundancyOptimizer, *, registered: boo
         raise TypeError(f"{name!r} (ZeroRedundancyOptimizer) needs names for its parameters: register the module too")
     if overlaps_with_ddp(optimizer):
         raise TypeError(
-            f"{name!r} (ZeroRedundancyOptimizer) cannot be restored with overlap_with_ddp=True, since "
-            "DistributedDataParallel then creates its state only after a few steps; leave that out"
+            f"{name!r} (ZeroRedundancyOptimizer) cannot be restored with overlap_with_ddp=True, because "
+            "DistributedDataParallel then creates its state only after a few steps; leave that argument out"
         )
 
 
@@ -272,7 +273,7 @@ class Objects:
                 try:
                     self._modules.add_module(name, obj)
                 except KeyError as error:
-                    raise TypeError(f"a module cannot be registered as {name!r}; call it something else") from error
+                    raise TypeError(f"a module cannot be registered as {name!r}; choose another name") from error
         parameters = {id(parameter) for parameter in self._modules.parameters()}
         # Optimizers whose states can be named after registered parameters. Not LBFGS: its state is not kept per
         # parameter, and it makes no step without a closure.
@@ -440,7 +441,9 @@ class Objects:
             names, groups, saved = self._names(), optimizer.param_groups, shared[OPTIONS]
             news = [find_options((names[id(parameter)] for parameter in group["params"]), saved) for group in groups]
             if None in news and len(saved) != len(groups):
-                raise CheckpointError(f"{name!r} has {len(saved)} groups of parameters, in the script {len(groups)}")
+                raise CheckpointError(
+                    f"{name!r} has {len(saved)} groups of parameters in the checkpoint, but {len(groups)} in the script"
+                )
             for position, group in enumerate(groups):
                 group.update(news[position] or group_options(saved[position]))
         elif is_zero(optimizer):
@@ -529,7 +532,7 @@ def differences(
         f"{name!r} is not in the script" for name in saved if name not in script and not name.startswith(optional)
     ]
     problems += [
-        f"{name!r} has shape {_dims(saved[name])}, in the script {_dims(shape)}"
+        f"{name!r} has shape {_dims(saved[name])} in the checkpoint, but {_dims(shape)} in the script"
         for name, shape in script.items()
         if name in saved and tuple(saved[name]) != tuple(shape)
     ]

@@ -77,11 +77,11 @@ class Index:
             with without_collection():
                 self.metadata = _index(read_plain(content, INDEX, _is_allowed))
         except (CheckpointError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-            raise CheckpointError(f"{path} is no index of a checkpoint: {error}") from error
+            raise CheckpointError(f"{path} is not an index of a checkpoint: {error}") from error
         for info in self.metadata.storage_data.values():
             # A path with a directory in it could make any other file of the user a part of the checkpoint.
             if Path(info.relative_path).name != info.relative_path:
-                raise CheckpointError(f"{path} is no index of a checkpoint: it leads to {info.relative_path!r}")
+                raise CheckpointError(f"{path} is not an index of a checkpoint: it points to {info.relative_path!r}")
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """The shapes of all tensors, by name."""
@@ -167,7 +167,7 @@ def _index(plain: Any) -> Metadata:
     state = _state_of(plain, Metadata)
     stored, placed = state["state_dict_metadata"], state["storage_data"]
     if not isinstance(stored, dict) or not isinstance(placed, dict):
-        raise TypeError("it has something else than a dictionary")
+        raise TypeError("it has something other than a dictionary")
     index = Metadata(
         state_dict_metadata={name: _real(each) for name, each in stored.items()},
         storage_data={_real(place): _real(each) for place, each in placed.items()},
@@ -179,13 +179,13 @@ def _index(plain: Any) -> Metadata:
         else:
             is_valid = isinstance(entry, BytesStorageMetadata)
         if not isinstance(name, str) or not is_valid:
-            raise TypeError("it has something else than a TensorStorageMetadata")
+            raise TypeError("it has something other than a TensorStorageMetadata")
     for place, info in index.storage_data.items():
         offset, position = place.offset, place.index
         if not (offset is None or isinstance(offset, torch.Size)) or not (position is None or _is_whole(position)):
-            raise TypeError("it has something else than the place of a tensor")
+            raise TypeError("it has something other than the place of a tensor")
         if not isinstance(place.fqn, str) or not _is_whole(info.offset, info.length):
-            raise TypeError("it has something else than a place in a file")
+            raise TypeError("it has something other than a place in a file")
     return index
 
 
@@ -196,7 +196,7 @@ def _is_whole(*numbers: Any) -> bool:
 def _state_of(plain: Any, named: type) -> dict[str, Any]:
     """The attributes of an instance of a dataclass."""
     if not isinstance(plain, Inert) or plain.made_by != _name_of(named) or plain.arguments:
-        raise ValueError(f"it has something else than a {named.__name__}")
+        raise ValueError(f"it has something other than a {named.__name__}")
     state = {} if plain.state is None else plain.state
     unknown = set(state) - {field.name for field in fields(named)}
     if not isinstance(state, dict) or unknown:
@@ -209,7 +209,7 @@ def _real(plain: Any) -> Any:
     if isinstance(plain, Global):
         value = _attribute_of_torch(plain.name) if plain.module == "torch" else None
         if not isinstance(value, torch.dtype | torch.layout):
-            raise TypeError(f"it has something else than a value: {plain.name}")
+            raise TypeError(f"it has something other than a value: {plain.name}")
         return value
     if isinstance(plain, list | tuple):
         return type(plain)(map(_real, plain))
@@ -231,4 +231,4 @@ def _real(plain: Any) -> Any:
         return memory_formats()(plain.arguments[0])
     if plain.made_by == _GETATTR and plain.arguments[0] == _MEMORY_FORMAT:
         return memory_formats()[plain.arguments[1]]
-    raise ValueError("it has something else than a part of an index")
+    raise ValueError("it has something other than a part of an index")

@@ -235,9 +235,9 @@ def _members_problem(archive: zipfile.ZipFile, file: IO[bytes]) -> str | None:
         return "the archive is empty"
     # Otherwise bytes were lost or added: the offsets then belong to another file.
     if members[0].header_offset != 0:
-        return "the members of the archive are not where its directory says"
+        return "the members of the archive are not where its directory says they are"
     if packed := next(filter(_is_packed, members), None):
-        return f"{packed.filename} in the archive is compressed or encrypted, which torch.save does not do"
+        return f"{packed.filename} in the archive is compressed or encrypted, and torch.save never does that"
     ends = [*(member.header_offset for member in members[1:]), archive.start_dir]
     for member, end in zip(members, ends, strict=True):
         file.seek(member.header_offset)
@@ -245,7 +245,7 @@ def _members_problem(archive: zipfile.ZipFile, file: IO[bytes]) -> str | None:
         is_there = len(header) == _LOCAL_BYTES and header.startswith(_LOCAL_MAGIC)
         begin = member.header_offset + len(header) + sum(_LENGTHS.unpack(header[-_LENGTHS.size :])) if is_there else 0
         if not is_there or begin + member.compress_size > end:
-            return f"{member.filename} in the archive is not whole"
+            return f"{member.filename} in the archive is incomplete"
     return None
 
 
@@ -273,7 +273,7 @@ def read_archive(source: Path | IO[bytes], where: str) -> Any:
             if pickled.header_offset < 0:
                 raise CheckpointError(f"{where} cannot be read: a part of it is missing")
             if _is_packed(pickled):
-                raise CheckpointError(f"{where} was not written by torch.save: its {_PICKLE} is not stored as it is")
+                raise CheckpointError(f"{where} was not written by torch.save: its {_PICKLE} is compressed")
             return read_plain(archive.read(pickled), where)
     except _UNREADABLE as error:
         raise CheckpointError(f"{where} cannot be read: {error}") from error
@@ -309,7 +309,7 @@ def _damaged(archive: zipfile.ZipFile) -> Iterator[str]:
                 while data.read(_CHUNK):
                     pass
         except (zipfile.BadZipFile, EOFError):
-            yield f"{member.filename} in the archive is not what was written: its checksum differs"
+            yield f"{member.filename} in the archive has changed since it was written: its checksum differs"
 
 
 # The library refuses larger headers.
@@ -334,7 +334,7 @@ def safetensors_problem(path: Path) -> str | None:
                 return "its header is damaged"
             position = end
         length, size = begin + position, path.stat().st_size
-        return None if size == length else f"it has {size} bytes, and its header says {length}"
+        return None if size == length else f"it has {size} bytes, but its header says {length}"
     return "its header is damaged"
 
 
@@ -458,7 +458,7 @@ def file_problem(tree: FileTree, name: str, *, by_torch: bool = True) -> str | N
             problem = archive_problem(path)
         elif problem is None and by_torch and not start.startswith(_PICKLE_MAGIC):
             problem = "it does not begin like a file of torch.save"
-    return f"{called} is not whole: {problem}" if problem else None
+    return f"{called} is incomplete: {problem}" if problem else None
 
 
 def read_json_file(path: Path) -> Any:

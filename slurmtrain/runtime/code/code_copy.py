@@ -48,7 +48,7 @@ from slurmtrain.system.owned_files import open_checked, read_checked
 _DIRECTORY_MODE = 0o700
 # Next to a repository in a home or project directory there are some dozens of others.
 _MOST_NEIGHBOURS = 2_000
-_CURE = "'slurmtrain resume --code now' takes the code as it is now"
+_CURE = "'slurmtrain resume --code now' uses the code as it is now"
 
 
 def make_tree(run: RunDir, snapshot: CodeSnapshot) -> bool:
@@ -145,7 +145,9 @@ def read_code_manifest(run: RunDir, name: str) -> CodeManifest:
     try:
         content = read_checked(path)
     except FileNotFoundError:
-        raise PathError(f"there is no snapshot {path.parent}, whose code run {run.id} runs; {_CURE}") from None
+        raise PathError(
+            f"run {run.id} needs the code of snapshot {path.parent}, which does not exist; {_CURE}"
+        ) from None
     except OSError as error:
         raise PathError(f"cannot read {path}: {describe_os_error(error)}") from error
     try:
@@ -172,7 +174,7 @@ def read_code(run: RunDir, name: str) -> Iterator[tuple[CodeFile, bytes]]:
             for file in manifest.files:
                 content = b"" if file.kind == LINK else contents.read(file.size)
                 if file.kind != LINK and hashlib.sha256(content).hexdigest() != file.digest:
-                    raise ValueError(f"{file.path} has another content")
+                    raise ValueError(f"{file.path} has changed")
                 yield file, content
     except FileNotFoundError:
         raise PathError(f"the snapshot {path.parent} is damaged: there is no {path.name}; {_CURE}") from None

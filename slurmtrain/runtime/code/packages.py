@@ -138,8 +138,8 @@ def _read_line(line: str, packages: Path, root: Path, editable: Editable) -> Non
     elif (match := _FIRST.search(line)) and str(root) in _text_of(packages / f"{match[1]}.py"):
         name = re.sub(r"^_+|_editable(_loader)?$", "", match[1])
         editable.notes.append(
-            f"the snapshot does not hold for the package {name}: its editable install precedes every path, so that "
-            f"runs import it from {root} as it is by then; install it without --editable"
+            f"the snapshot does not cover the package {name}: its editable install comes first on the path, so runs "
+            f"import the current files in {root}; install it without --editable"
         )
 
 

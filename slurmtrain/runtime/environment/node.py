@@ -91,7 +91,7 @@ def this_node(submission: SubmissionDir) -> Node:
     environ = os.environ
     local = "SUBMITIT_LOCAL_GLOBALID" in environ
     if not (local or "SLURM_NODEID" in environ):
-        raise LaunchError("the node agent runs only inside a job; start one with 'slurmtrain submit'")
+        raise LaunchError("the node agent only runs inside a job; submit one with 'slurmtrain submit'")
     launch = read_launch(submission)
     if launch is None:
         raise LaunchError(f"there is no {submission.launch}; is the run directory visible on this node?")
@@ -250,7 +250,7 @@ def read_launch(submission: SubmissionDir) -> Launch | None:
     try:
         return Launch.from_dict(data) if data is not None else None
     except (KeyError, TypeError, ValueError) as error:
-        raise PathError(f"{submission.launch} is not what slurmtrain wrote there ({error!r})") from error
+        raise PathError(f"{submission.launch} has changed since slurmtrain wrote it ({error!r})") from error
 
 
 def read_plan(path: Path) -> Plan | None:

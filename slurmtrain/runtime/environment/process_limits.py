@@ -146,5 +146,7 @@ def _describe_limit(limit: _Limit, soft: int, hard: int) -> str:
     lift = "unlimited" if hard == resource.RLIM_INFINITY else "hard"
     advice = f"'ulimit -S {limit.option} {lift}' {place} raises it" + ("" if lift == "unlimited" else f" to {hard:,}")
     if soft == hard:
-        advice = "begin with a shell that has none" if is_local else "only an administrator can raise it on the node"
+        advice = (
+            "start from a shell without this limit" if is_local else "only an administrator can raise it on the node"
+        )
     return f"{name} is {soft:,} {limit.unit}".rstrip() + f" (ulimit {limit.option}, from {origin}); {advice}"

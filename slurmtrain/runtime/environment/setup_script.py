@@ -180,8 +180,8 @@ def advise_on_python(report: ExitReport) -> ExitReport:
         return report
     package = missing[1]
     why = (
-        f"'setup' makes python {python}, which lacks {package}: install it there "
-        f"('{python} -m pip install {package}'), or write the path of another Python in 'command'"
+        f"'setup' makes python {python}, where {package} is not installed: install it there ('{python} -m pip install "
+        f"{package}'), or write the path of another Python in 'command'"
     )
     return replace(report, reason=f"{report.reason}; {why}")
 

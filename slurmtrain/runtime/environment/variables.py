@@ -170,7 +170,9 @@ def take_gpus(count: int, slot: int) -> None:
     if len(names) < end:
         from slurmtrain.errors import LaunchError
 
-        raise LaunchError(f"run {slot} of the pack needs GPUs {begin} to {end - 1} of its job, which has {visible!r}")
+        raise LaunchError(
+            f"run {slot} of the pack needs GPUs {begin} to {end - 1} of its job, but the job has {visible!r}"
+        )
     os.environ["CUDA_VISIBLE_DEVICES"] = ",".join(names[begin:end])
 
 

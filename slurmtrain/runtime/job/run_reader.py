@@ -118,7 +118,7 @@ def wait_for_node_0(
         if written is not None:
             return written
         if is_gone:
-            raise LaunchError(f"the agent of node 0 has ended before {before}")
+            raise LaunchError(f"the agent of node 0 ended before {before}")
         time.sleep(_POLL_S)
     return None
 

@@ -95,7 +95,7 @@ def check_version(version: str | None = None) -> None:
     release = release_of(version) if version is not None else None
     if release is not None and release < OLDEST:
         oldest = ".".join(map(str, OLDEST))
-        raise NotAvailable(f"slurmtrain needs torch {oldest} or newer, and torch {version} is installed: upgrade torch")
+        raise NotAvailable(f"slurmtrain needs torch {oldest} or newer, but torch {version} is installed: upgrade torch")
 
 
 # --- modules ----------------------------------------------------------------------------------------------------------

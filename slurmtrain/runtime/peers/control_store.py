@@ -66,7 +66,7 @@ class ControlStore:
             return StopRequest(cause="node_fail", why="node 0 no longer answers", at=time.time(), node=0)
         for other in self.silent_nodes():
             if other in self._members:
-                why = f"node {other} has not been heard from for {NODE_SILENCE_S:.0f} s"
+                why = f"node {other} has not sent a heartbeat for {NODE_SILENCE_S:.0f} s"
                 return StopRequest(cause="node_fail", why=why, at=time.time(), node=other)
         return None
 

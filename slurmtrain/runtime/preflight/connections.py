@@ -399,7 +399,7 @@ def _content(message: Any) -> tuple[str, Any]:
 
 
 def _heartbeat_lost(node: int) -> PeerLost:
-    return PeerLost(node, f"it has not been heard of for {HEARTBEAT_TIMEOUT_S:.0f} s")
+    return PeerLost(node, f"it has not sent a heartbeat for {HEARTBEAT_TIMEOUT_S:.0f} s")
 
 
 async def _wait_for_event(event: asyncio.Event, timeout_s: float) -> None:

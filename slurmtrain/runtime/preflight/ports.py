@@ -106,7 +106,7 @@ def listen_on_job_port(address: str, job_id: str, restart: int) -> socket.socket
     Raises:
         LaunchError: The address is not this machine's, or none of the first 50 ports is free.
     """
-    attempted, reason = [], "no port is outside the ephemeral range and the reserved ones"
+    attempted, reason = [], "every port is in the ephemeral range or reserved"
     for port in islice(job_ports(job_id, restart), _TRIES):
         try:
             # Sets SO_REUSEADDR: an old connection in TIME_WAIT is harmless, a live listener still refuses.
@@ -119,7 +119,7 @@ def listen_on_job_port(address: str, job_id: str, restart: int) -> socket.socket
             if error.errno not in (errno.EADDRINUSE, errno.EACCES):
                 raise LaunchError(f"cannot listen on {address}: {reason}") from error
     problem = (
-        f"none of {len(attempted)} ports from {attempted[0]} on is free" if attempted else "there is no port to try"
+        f"none of the {len(attempted)} ports from {attempted[0]} on is free" if attempted else "there is no port to try"
     )
     raise LaunchError(f"cannot listen on {address}: {problem} ({reason})")
 
@@ -139,7 +139,7 @@ def reserve_port(job_id: str, restart: int) -> socket.socket:
     Raises:
         LaunchError: None of the first 50 ports is free.
     """
-    reason = "no port is outside the ephemeral range and the reserved ones"
+    reason = "every port is in the ephemeral range or reserved"
     for port in islice(job_ports(job_id, restart, RANKS), _TRIES):
         try:
             return reserve(port)

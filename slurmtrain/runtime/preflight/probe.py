@@ -141,7 +141,9 @@ class Prober:
                 await channel.send({"from": self._node, "pad": "x" * (2 * network.mtu)})
                 answer = await channel.receive()
         except TimeoutError:
-            symptom = "connects, but loses larger packets" if channel is not None else "does not answer"
+            symptom = (
+                "accepts the connection, but larger packets are lost" if channel is not None else "does not answer"
+            )
             return f"{address} {symptom} within {timeout_s:g} s"
         except AuthenticationError as error:
             return f"at {address} {error}"
@@ -151,7 +153,7 @@ class Prober:
             if channel is not None:
                 channel.close()
         if answer["node"] != target:
-            return f"at {address} node {answer['node']} answers"
+            return f"node {answer['node']} answers at {address}"
         # The addresses differ if something in between translates them, which training would not survive.
         if answer["you"] != own_address:
             return f"it is seen as {answer['you']} at {address}, not as {own_address}"

@@ -134,10 +134,10 @@ def generators_kept() -> Iterator[None]:
 
 # Options of torch's DataLoader that say what a loader of the session decides itself, and what to do instead.
 _DECIDED = {
-    "sampler": "it draws every sample of an epoch once; let the dataset choose among samples",
-    "batch_sampler": "it makes the batches itself; let the dataset choose among samples",
-    "generator": "give it a seed",
-    "in_order": "a batch that overtook another one would be counted in its place",
+    "sampler": "it draws every sample of an epoch once; leave it out, and let the dataset choose among samples",
+    "batch_sampler": "it makes the batches itself; leave it out, and let the dataset choose among samples",
+    "generator": "give it a seed instead",
+    "in_order": "batches out of order would be counted wrongly",
 }
 
 
@@ -233,8 +233,8 @@ class Loader:
         ranks = self._shares.ranks
         if self._division.length < ranks:
             raise DataError(
-                f"the dataset has {self._division.length} samples, fewer than the {ranks} processes: one of them would "
-                "have no batch, while the others wait for it"
+                f"the dataset has {self._division.length} samples, fewer than the {ranks} processes: one process "
+                "would have no batch, and the others would wait for it"
             )
         plan = self._division.whole_epoch(self._position.epoch, ranks)
         # Made once: with persistent_workers the workers go on from epoch to epoch.
@@ -266,9 +266,9 @@ class Loader:
         if saved != own:
             if 0 < position.consumed < state["samples"]:
                 raise CheckpointError(
-                    f"the loader had consumed {position.consumed} of {saved[0]} samples with shuffle={saved[1]}, and "
-                    f"has {own[0]} with shuffle={own[1]} now: which are left is not known; give it the same dataset, "
-                    "or begin with the weights alone (start_from.load: weights)"
+                    f"the loader had consumed {position.consumed} of {saved[0]} samples with shuffle={saved[1]}, but "
+                    f"now it has {own[0]} with shuffle={own[1]}, so the remaining samples are unknown; give it the "
+                    "same dataset, or begin with the weights alone (start_from.load: weights)"
                 )
             # Either all or nothing of the state's epoch was consumed: the other dataset begins with a whole one.
             position = DataPosition(position.epoch + (position.consumed > 0))
@@ -330,9 +330,9 @@ class Loader:
                 data = next(loaded)
             if self._shares.step() != began:
                 raise DataError(
-                    "a loop over a loader goes on from one step of run.steps() to the next, so that its position would "
-                    "not be in checkpoints, and it would end with the epoch: 'for step, batch in run.steps(total, "
-                    "loader)' goes on after a resume, and from epoch to epoch"
+                    "the loop over the loader and run.steps() are separate, so checkpoints would not have the "
+                    "loader's position, and the loop would end with the epoch: write 'for step, batch in "
+                    "run.steps(total, loader)', which continues after a resume, and from epoch to epoch"
                 )
             self.weight = loss_weight(self._shares.sizes(batch.size, self.batch_size), self._shares.rank)
             yield data
@@ -396,20 +396,21 @@ class Loaders:
         """
         ranks = self._shares.ranks
         for name in sorted(_DECIDED.keys() & options.keys()):
-            raise DataError(f"run.loader() takes no {name!r}: {_DECIDED[name]}; or use torch's own DataLoader")
+            raise DataError(f"run.loader() does not take {name!r}: {_DECIDED[name]}; or use torch's own DataLoader")
         is_listed = hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")
         if isinstance(dataset, IterableDataset) or not is_listed:
             raise DataError(
-                f"run.loader() takes a dataset with __getitem__ and __len__, not {type(dataset).__name__}, whose "
-                "samples cannot be divided anew over another number of processes: use torchdata's StatefulDataLoader, "
+                f"run.loader() needs a dataset with __getitem__ and __len__; {type(dataset).__name__} has none, so "
+                "its samples cannot be divided over another number of processes: use torchdata's StatefulDataLoader, "
                 "and run.checkpoint(..., loader=loader)"
             )
         if isinstance(batch_size, bool) or not isinstance(batch_size, int) or batch_size < 1:
-            raise DataError(f"the batch_size of run.loader() is a positive whole number, not {batch_size!r}")
+            raise DataError(f"the batch_size of run.loader() must be a positive whole number, not {batch_size!r}")
         if batch_size < ranks:
             raise DataError(
-                f"the batch_size of run.loader() counts a step's samples on all processes together, and {batch_size} "
-                f"is too few for {ranks} processes: raise it, or take fewer (resources.nodes, resources.procs_per_node)"
+                f"the batch_size of run.loader() counts a step's samples on all processes together, so {batch_size} "
+                f"is too small for {ranks} processes: raise it, or use fewer processes (resources.nodes, "
+                "resources.procs_per_node)"
             )
         if not len(dataset):
             raise DataError("the dataset of run.loader() is empty")
@@ -436,13 +437,13 @@ class Loaders:
         """
         if not any(loader is each for each in self._loaders):
             raise DataError(
-                f"run.steps(total, loader) takes what run.loader() has returned, not {type(loader).__name__}: with any "
-                "other loader take its batches within 'for step in run.steps(total)', and pass it to run.checkpoint()"
+                f"run.steps(total, loader) needs a loader made by run.loader(), not {type(loader).__name__}: take the "
+                "batches of any other loader within 'for step in run.steps(total)', and pass it to run.checkpoint()"
             )
         if self._registered is not None and not any(loader is each for each in self._registered):
             raise DataError(
-                "the loader was made after run.checkpoint(), so that its position is not in checkpoints: call "
-                "run.loader() before it"
+                "the loader was made after run.checkpoint(), so checkpoints do not have its position: call "
+                "run.loader() first"
             )
         self._stepped.add(self._loaders.index(loader))
         return loader.with_steps(steps)

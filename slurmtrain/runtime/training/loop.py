@@ -154,7 +154,7 @@ class TrainingLoop:
 def check_limit(limit: timedelta, function: str) -> None:
     """Raise ValueError if the ``limit`` of a pause, which a script gives this ``function``, is not positive."""
     if limit <= timedelta(0):
-        raise ValueError(f"{function} takes a positive limit, not {limit}")
+        raise ValueError(f"{function} needs a positive limit, not {limit}")
 
 
 def this_ranked_worker() -> Worker:
@@ -166,8 +166,8 @@ def this_ranked_worker() -> Worker:
     worker = this_worker()
     if worker.launcher_restarts > 0:
         raise LaunchError(
-            "the launcher has restarted this rank by itself (--max-restarts), and slurmtrain cannot tell it from the "
-            "one before: leave the option out, slurmtrain restarts ranks (requeue.restarts_in_place)"
+            "the launcher restarted this rank itself (--max-restarts), and slurmtrain cannot tell it from the "
+            "previous one: leave the option out; slurmtrain restarts ranks (requeue.restarts_in_place)"
         )
     if worker.launched or worker.launcher == RANKS:
         return worker
@@ -183,8 +183,8 @@ def this_ranked_worker() -> Worker:
         )
     if worker.expected > 1:
         raise LaunchError(
-            f"it is not known which rank this process is: with 'launcher: {worker.launcher}' the command must start "
-            "the ranks, as torchrun does, and set RANK, or call torch.distributed.init_process_group before slurmtrain"
+            f"this process does not know its rank: with 'launcher: {worker.launcher}' the command must start the "
+            "ranks and set RANK, as torchrun does, or call torch.distributed.init_process_group before slurmtrain"
         )
     return worker
 
@@ -357,8 +357,8 @@ class Loop(TrainingLoop):
         handlers = map(signal.getsignal, (*STOP_SIGNALS, self.worker.stop_signal))
         if any(isinstance(getattr(handler, "__self__", None), StopFlag) for handler in handlers):
             raise RuntimeError(
-                "this process has a slurmtrain.session(): use run.steps(), run.log() and so on there, and neither "
-                "slurmtrain.progress() and its kind nor an adapter"
+                "this process has a slurmtrain.session(): use its run.steps() and run.log(), not "
+                "slurmtrain.progress(), slurmtrain.log() or an adapter"
             )
         self._begin_process()
         self._hear_signals()
@@ -551,5 +551,5 @@ def _count_of_steps(steps: Any) -> int:
     except TypeError:
         number = -1
     if isinstance(steps, bool) or number < 0:
-        raise ValueError(f"slurmtrain.progress() takes whole numbers of steps, not {steps!r}")
+        raise ValueError(f"slurmtrain.progress() needs a whole number of steps, not {steps!r}")
     return number

@@ -159,10 +159,12 @@ def samples_of(parts: Sequence[Any], taker: str) -> int:
     """How many samples each of the ``parts`` of a batch has. Raises DataError, which names their ``taker``."""
     sizes = {len(part) for part in parts}
     if len(sizes) != 1:
-        raise DataError(f"{taker} takes parts of one batch, and these have {sorted(sizes)} samples")
+        raise DataError(
+            f"{taker} needs parts of one batch, with the same number of samples; these have {sorted(sizes)}"
+        )
     size = sizes.pop()
     if size < 1:
-        raise DataError(f"{taker} takes a batch with at least one sample")
+        raise DataError(f"{taker} needs a batch with at least one sample")
     return size
 
 

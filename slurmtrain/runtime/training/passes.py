@@ -82,7 +82,7 @@ def of_classes(model: nn.Module, names: Sequence[str], key: str) -> list[nn.Modu
     for name in names:
         if name not in classes:
             near = suggestion(name, classes)
-            raise StrategyError(f"{key!r} names {name!r}, and the model has no module of such a class{near}")
+            raise StrategyError(f"{key!r} names {name!r}, but the model has no module of that class{near}")
     chosen = [module for module in inside if type(module).__name__ in names]
     for module in chosen:
         if isinstance(module, _LISTS):
@@ -113,8 +113,8 @@ def recompute(model: nn.Module, spec: ActivationCheckpointing | None) -> None:
             operator = getattr(torch.ops.aten, name, None)
             if operator is None:
                 raise StrategyError(
-                    f"'{_CHECKPOINTING}.save' names {name!r}, and torch has no such operator (torch.ops.aten): a "
-                    "linear layer with a bias is 'addmm', without one 'mm'"
+                    f"'{_CHECKPOINTING}.save' names {name!r}, but torch has no such operator (torch.ops.aten): a "
+                    "linear layer is 'addmm' with a bias and 'mm' without one"
                 )
             operators += [getattr(operator, variant) for variant in operator.overloads()]
         options["context_fn"] = partial(create_selective_checkpoint_contexts, operators)
@@ -125,7 +125,7 @@ def recompute(model: nn.Module, spec: ActivationCheckpointing | None) -> None:
         modules = [module for module in elements(model) if any(True for _ in module.children())]
     if not modules:
         raise StrategyError(
-            f"{_CHECKPOINTING!r} is true, and no element of the model's module lists and sequences consists of "
+            f"{_CHECKPOINTING!r} is true, but no element of the model's module lists and sequences consists of "
             "modules: name classes, such as 'activation_checkpointing: [Block]'"
         )
     for module in modules:
@@ -184,8 +184,8 @@ class Gradients:
             self._check_finished()
         if self._differ and not self._is_divided:
             raise StrategyError(
-                "the spec has 'resources.mixed: true', with which processes may have different numbers of "
-                "microbatches: take them from run.microbatches(inputs, targets)"
+                "with 'resources.mixed: true' processes may have different numbers of microbatches: take them from "
+                "run.microbatches(inputs, targets)"
             )
         self._step = step
         self.sync = self._finished + 1 == len(self._sizes)

@@ -84,7 +84,7 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
 
     def _count_to(self, total: int, loader: Loader | None) -> Iterator[int]:
         if isinstance(total, bool) or not isinstance(total, int) or total < 0:
-            raise ValueError(f"run.steps() takes a whole number of steps, not {total!r}")
+            raise ValueError(f"run.steps() needs a whole number of steps, not {total!r}")
         self._strategy.check_applied()
         self._write_first(TrainingStarted(total_steps=total))
         self._restore_rng()

@@ -120,7 +120,7 @@ def on_all_gpus(model: nn.Module, ranks: RankGroup) -> nn.Module:
     With a single GPU, and on a CPU, it stays as it is. Raises StrategyError if there are several ranks.
     """
     if ranks.world_size > 1:
-        raise StrategyError(f"'strategy: dp' is a single process, and there are {ranks.world_size}: use 'ddp'")
+        raise StrategyError(f"'strategy: dp' is a single process, but there are {ranks.world_size}: use 'ddp'")
     model = model.to(ranks.device)
     if ranks.device.type != "cuda" or torch.cuda.device_count() == 1:
         return model
@@ -357,7 +357,7 @@ class Strategy:
         gathered = self._ranks.gather((None if total is None else total.tolist(), samples))
         samples = sum(samples for _, samples in gathered)
         if not samples:
-            raise DataError("run.evaluate() takes batches of inputs and targets, and there was none with a sample")
+            raise DataError("run.evaluate() needs batches of inputs and targets, and none had a sample")
         sums = [torch.tensor(total, dtype=torch.float64) for total, _ in gathered if total is not None]
         return (torch.stack(sums).sum(0) / samples).float().to(self._ranks.device)
 
@@ -399,8 +399,8 @@ class Strategy:
             groups = value.param_groups if isinstance(value, torch.optim.Optimizer) else []
             if replaced.intersection(id(parameter) for group in groups for parameter in group["params"]):
                 raise StrategyError(
-                    f"{name!r} was made before run.parallelize(model), which has replaced the parameters by their "
-                    "shards: it would change nothing; make it afterwards"
+                    f"{name!r} was made before run.parallelize(model) replaced the parameters by their shards, so it "
+                    "would train nothing; make it afterwards"
                 )
 
     def check_applied(self) -> None:
@@ -409,17 +409,17 @@ class Strategy:
             return
         if not self._models:
             raise StrategyError(
-                f"the spec has 'strategy: {self._spec.name}', and the script does not apply it: call "
-                "model = run.parallelize(model) before the first step, or remove the key"
+                f"the spec has 'strategy: {self._spec.name}', but the script does not apply it: call model = "
+                "run.parallelize(model) before the first step, or remove the key"
             )
         if self._scaler is not None and not self._optimizers:
             raise StrategyError(
-                "by 'strategy.mixed_precision' a process computes in fp16, so losses are scaled: make the optimizer "
+                "'strategy.mixed_precision' makes a process compute in fp16, so losses are scaled: make the optimizer "
                 "with run.optimizer(torch.optim.AdamW, model.parameters(), lr=...), and call run.backward(loss)"
             )
         if self._spec.name == ZERO1 and not self._optimizers:
             raise StrategyError(
-                "the spec has 'strategy: zero1', and the optimizer is not sharded: make it with "
+                "the spec has 'strategy: zero1', but the optimizer is not sharded: make it with "
                 "run.optimizer(torch.optim.AdamW, model.parameters(), lr=...)"
             )
 
@@ -474,12 +474,12 @@ def _evaluating(modules: Sequence[nn.Module]) -> Iterator[None]:
 def _check_plain(model: nn.Module) -> None:
     """Raise StrategyError if the ``model`` is distributed or compiled already, or has no values yet."""
     if compiled_module(model) is not None:
-        raise StrategyError("run.parallelize() takes the model before torch.compile: compile the returned model")
+        raise StrategyError("run.parallelize() needs the model before torch.compile: compile the returned model")
     wrappers = nn.parallel.DistributedDataParallel, nn.DataParallel
     is_divided = is_sharded(model) or any(isinstance(parameter, DTensor) for parameter in model.parameters())
     if isinstance(model, wrappers) or is_divided or _pipeline_of(model) is not None:
         raise StrategyError(
-            f"the model is distributed already ({type(model).__name__}): call run.parallelize() with the module itself"
+            f"the model is already distributed ({type(model).__name__}): call run.parallelize() with the module itself"
         )
     empty = next((name for name, value in model.named_parameters() if value.is_meta), None)
     if empty is not None:

@@ -134,10 +134,10 @@ def cure(uri: str, problem: str) -> str:
                         "to its directory; or set mlflow_uri in slurmtrain.yaml to another store"
                     )
         return (
-            f": look whether {file.parent} is full or read-only, or set mlflow_uri in slurmtrain.yaml to another store"
+            f": check whether {file.parent} is full or read-only, or set mlflow_uri in slurmtrain.yaml to another store"
         )
     if _LOCKED.search(problem):
-        return ": another program writes to it for long; it is tried again by the next 'slurmtrain sync'"
+        return ": another program is keeping it locked; the next 'slurmtrain sync' tries again"
     return f": {_describe_replacing(file)}" if _BROKEN.search(problem) else ""
 
 
@@ -248,17 +248,17 @@ def _judge_schema(uri: str, revision: str | None) -> str:
     if revision in script.get_heads():
         return ""
     if revision is None:
-        return "is half made, by a client that was interrupted: " + (
+        return "is incomplete, because a client was interrupted while making it: " + (
             _describe_replacing(file) if (file := sqlite_file(uri)) else "restore a backup, or use another database"
         )
     if revision in {each.revision for each in script.walk_revisions()}:
         return (
-            f"was made by an older MLflow than {ours} (schema {revision}), and others may use it with that: once they "
-            f"have stopped and there is a backup, 'mlflow db upgrade {shlex.quote(uri)}' converts it for newer ones"
+            f"was made by an older MLflow than {ours} (schema {revision}), and others may still use it with that: "
+            f"once they have stopped and you have a backup, convert it with 'mlflow db upgrade {shlex.quote(uri)}'"
         )
     return (
-        f"was converted by a newer MLflow than {ours} (schema {revision}): install the version that the others have, "
-        "such as with 'pip install --upgrade mlflow'"
+        f"was converted by a newer MLflow than {ours} (schema {revision}): install that version, for example with "
+        "'pip install --upgrade mlflow'"
     )
 
 

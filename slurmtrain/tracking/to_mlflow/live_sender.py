@@ -165,7 +165,8 @@ class LiveSender:
         settlement = Settlement(logged_lines(run, self._directory).attempts, to.place, open_from)
         if settlement.cut is not None:
             raise TrackingError(
-                "the run was rolled back behind points that MLflow has: 'slurmtrain sync' begins it anew"
+                "the run was rolled back to before points that MLflow already has: 'slurmtrain sync' starts a new "
+                "MLflow run"
             )
         for batch in settlement.batches(_LINES):
             # Before the request: if this process is killed meanwhile, sync has to know what the server may have.
@@ -199,7 +200,8 @@ class LiveSender:
             problem = str(error)
         if problem and not self._problem:
             _report(
-                f"metrics do not reach MLflow from this node ({problem}); it tries again, and 'slurmtrain sync' too"
+                f"metrics do not reach MLflow from this node ({problem}); it keeps trying, and so does 'slurmtrain "
+                "sync'"
             )
         elif self._problem and not problem:
             _report("metrics reach MLflow again")

@@ -241,11 +241,11 @@ def serve(
         NotAvailable: No such store can be shown.
     """
     if uri.startswith(("databricks", "uc:")):
-        raise NotAvailable(f"the runs are in {uri}: open them there, a server on this machine cannot show them")
+        raise NotAvailable(f"the runs are in {uri}, and a server on this machine cannot show them: open them there")
     if uri == root.mlflow_uri and not has_record_locks(root.tracking_lock):
         raise NotAvailable(
-            f"{root.mlflow_db} is on a file system without locks, where a server cannot read it while runs are "
-            "mirrored: copy it to a local disk, or set mlflow_uri in slurmtrain.yaml to a file elsewhere"
+            f"{root.mlflow_db} is on a file system without locks, so a server cannot read it while runs are sent to "
+            "it: copy it to a local disk, or set mlflow_uri in slurmtrain.yaml to a file elsewhere"
         )
     listener = _listen_on(host, port)
     number = int(listener.getsockname()[1])
@@ -284,7 +284,7 @@ def _listen_on(host: str, first: int) -> socket.socket:
             ) from error
         except OSError as error:
             if error.errno != errno.EADDRINUSE:
-                raise NotAvailable(f"{host}:{port} cannot be listened on: {error.strerror}") from error
+                raise NotAvailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
     raise NotAvailable(f"all ports of {host} from {first} on are in use")
 
 

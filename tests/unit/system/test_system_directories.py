@@ -61,7 +61,7 @@ def test_what_is_written_by_the_alias_is_where_the_directory_is(tmp_path: Path) 
     (directory.alias / "saved").mkdir()
     assert (tmp_path / "renamed" / "run" / "saved").is_dir()
     assert directory.displacement() == (
-        f"its directory was moved from {path} to {tmp_path / 'renamed' / 'run'} while it ran"
+        f"its directory was moved from {path} to {tmp_path / 'renamed' / 'run'} while it was running"
     )
     # Another run, in a directory that has since been given the name.
     path.mkdir(parents=True)

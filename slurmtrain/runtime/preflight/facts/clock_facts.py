@@ -112,7 +112,7 @@ def read_chrony(text: str) -> Discipline | None:
     if fields[13] == "Not synchronised":
         return _discipline(False, "chrony", "chrony follows no source")
     if fields[0] == _OWN_CLOCK:
-        return _discipline(False, "chrony", "chrony follows no source but this clock itself")
+        return _discipline(False, "chrony", "chrony follows only this clock itself")
     try:
         correction, delay, dispersion = (float(fields[index]) for index in (4, 10, 11))
     except ValueError:

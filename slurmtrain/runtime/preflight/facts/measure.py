@@ -262,7 +262,7 @@ def _read_limits() -> Facts:
 def _measure_dns(addresses: Sequence[str]) -> Facts:
     """Milliseconds of a reverse lookup, by address. An address without a name is fine: that answer counts, too."""
     if not addresses:
-        return {"skip": "this node uses no network"}
+        return {"skip": "this node does not use a network"}
     durations_ms: Facts = {}
 
     def look_up(address: str) -> None:
@@ -374,7 +374,7 @@ def find_plugins(
         packages = ", ".join(sorted({point.dist.name if point.dist is not None else point.value for point in points}))
         # Reported under the name "plugins": the check of this name is slurmtrain's own, and runs as usual.
         if name in reserved:
-            clashes.append(f"the entry point {name!r} of {packages} has the name of a check of slurmtrain's own")
+            clashes.append(f"the entry point {name!r} of {packages} has the name of a built-in check; rename it")
         elif len(points) > 1:
             facts[name] = {"error": f"several packages have a check of this name: {packages}"}
     usable = {name: points[0] for name, points in offered.items() if name not in reserved and len(points) == 1}

@@ -200,8 +200,8 @@ def test_they_do_not_count_where_grace_or_duration_is_unknown(history: Interrupt
 def test_a_save_that_does_not_fit_the_grace_is_told_with_figures_and_advice() -> None:
     assert too_slow(95.04, 60.0, AUTO, "partition spot") == (
         "a job that is preempted in partition spot has 60 s to save, but the last save took 95.0 s: the work since the "
-        "previous checkpoint may be lost; checkpoint.every: auto therefore saves as if preemptions came without notice; "
-        "a GraceTime of 143 s would suffice, and with more ranks a save takes less time"
+        "previous checkpoint may be lost; checkpoint.every: auto therefore saves as if preemptions came without "
+        "notice; a GraceTime of 143 s would suffice, and with more ranks a save takes less time"
     )
     other = too_slow(95.04, 60.0, Every(minutes=30), "partition spot")
     assert other is not None

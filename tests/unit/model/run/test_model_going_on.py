@@ -184,7 +184,7 @@ def test_a_job_that_a_command_ended_to_submit_another_is_for_sync() -> None:
 def test_a_job_whose_later_start_was_surplus_never_trains_the_run_again() -> None:
     sim = crashed(wanted_back(begun(), exclude=["n1"]))
     sim.look(sim.queue(sim.slurm("RUNNING", restart=1)))
-    sim.node("surplus", 0, 1, why="the run goes on with another job")
+    sim.node("surplus", 0, 1, why="the run continues with another job")
     assert [attempt.key for attempt in sim.run.attempts] == ["7.0"]
     assert state_of(sim)[:2] == ("requeued", "sync")
     over = begun().ended("completed").node("surplus", 0, 1, why="the run is completed already")

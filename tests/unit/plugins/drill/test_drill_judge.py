@@ -146,7 +146,7 @@ def with_run(facts: DrillFacts, *attempts: Attempt, **more: Any) -> DrillFacts:
          "its checkpoints lack some state"),
         # The drill has ended it.
         (replace(killed_rank(fault="hang"), baseline=Baseline(run=run_of(step=None)), ended_by_drill="nothing moved"),
-         "a hang of this script would not be noticed: it reports no progress", "slurmtrain.progress(step)"),
+         "nobody would notice a hang of this script: it reports no progress", "slurmtrain.progress(step)"),
         (replace(killed_rank(fault="hang"), ended_by_drill="nothing moved"),
          "the drill has ended it: nothing moved", "'slurmtrain logs RUN'"),
     ],

@@ -423,7 +423,7 @@ def test_an_agent_that_is_killed_while_its_run_leaves_the_job_costs_no_run(
     # Another run of the pack has the job started again.
     assert next_start(end) == lease.REPLACED
     end.run.node("agent", node=0, nodes=1, host="n0", executor="slurm", submission=1)
-    end.run.node("surplus", 0, 1, why="the run goes on with another job")
+    end.run.node("surplus", 0, 1, why="the run continues with another job")
     end.run.look(end.run.queue(), end.run.accounting(end.run.slurm("REQUEUED"), end.run.slurm("COMPLETED")))
     attempt = start_of(end)
     assert attempt.restarted_by == "sync"

@@ -190,7 +190,7 @@ def test_a_manifest_that_is_no_json_is_refused(checkpoints: Path, content: bytes
 @pytest.mark.parametrize(
     ("change", "why"),
     [
-        ({"schema": 3}, "a newer slurmtrain has written it"),
+        ({"schema": 3}, "a newer slurmtrain wrote it"),
         *(({"schema": schema}, "it is not slurmtrain's") for schema in (1, "x", None)),
         *((change, "is not what was written") for change in (
             {"step": None}, {"step": "x"}, {"files": []}, {"files": {"a": 1}}, {"files": {"a": {"bytes": 1}}},

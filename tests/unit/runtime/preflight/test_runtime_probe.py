@@ -151,7 +151,7 @@ def losing_all_beyond(size: int) -> Callable[[bytes], bytes]:
 @pytest.mark.parametrize("direction", ["forth_as", "back_as"])
 def test_lost_larger_packets_are_told_apart_from_no_answer(direction: str) -> None:
     problems, _ = problems_through_proxy(**{direction: losing_all_beyond(500)})
-    assert reason_of(problems) == "127.2.0.2 connects, but loses larger packets within 60 s"
+    assert reason_of(problems) == "127.2.0.2 accepts the connection, but larger packets are lost within 60 s"
 
 
 @pytest.mark.parametrize("mtu", [1500, 9000, 65520])

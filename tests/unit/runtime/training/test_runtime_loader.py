@@ -349,7 +349,7 @@ class Stream(IterableDataset[int]):
         ({"batch_size": 1}, "on all processes together, and 1 is too few for 2 processes: raise it"),
         ({"batch_size": 24, "drop_last": True}, "has 23 samples, too few for a batch of 24"),
         ({"sampler": [1]}, "takes no 'sampler'"),
-        ({"generator": torch.Generator()}, "takes no 'generator': give it a seed"),
+        ({"generator": torch.Generator()}, "takes no 'generator': give it a seed instead"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(arguments: dict[str, Any], problem: str) -> None:

@@ -77,6 +77,7 @@ def test_the_agents_of_a_run_whose_directory_was_deleted_end_its_ranks_and_make_
         until(lambda: not site.processes(run_id), "the end of all processes")
         [line] = [line for line in log.read().splitlines() if line.startswith("slurmtrain: ")]
     assert line == (
-        f"slurmtrain: the run directory {site.runs / run_id} was deleted: the ranks can no longer save, so they are stopped"
+        f"slurmtrain: the run directory {site.runs / run_id} was deleted: the ranks can no longer "
+        "save, so they are stopped"
     )
     assert not (site.runs / run_id).exists()

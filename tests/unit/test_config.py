@@ -169,14 +169,14 @@ def test_the_schema_of_a_registry_can_be_named(project: Path) -> None:
     ("value", "message"),
     [
         ("mysql://db/runs", "cannot be mysql://; expected a file, or a database such as"),
-        ("postgresql://db:port/runs", "has a port that is no number"),
+        ("postgresql://db:port/runs", "has a port that is not a number"),
         (
             "postgresql://ann:s3cret/x@db/runs",
             r"has an @ after the host: write /, \?, # and @ in a name or a password as",
         ),
         ("postgresql://ann:s3cret#x@db/runs", "has an @ after the host"),
         ("postgresql://ann:s3cret?x@db/runs", "has an @ after the host"),
-        ("postgresql://ann:[s3cret@db/runs", "is no URL"),
+        ("postgresql://ann:[s3cret@db/runs", "is not a URL"),
         ("postgresql://db/runs?options=-csearch_path%3D%22a;b%22", "has a search_path that is not one name"),
         ("postgresql://ann:s3cret@db/runs", r"has a password, which others could read here; keep it in ~/\.pgpass"),
         ("postgresql://db/runs?password=s3cret", "has a password, which others could read here"),

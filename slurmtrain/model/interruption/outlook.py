@@ -384,7 +384,7 @@ def _timed_out(cluster: Cluster, partition: Partition, job: JobFacts) -> Interru
     )
     limit, source = next(((time_s, source) for time_s, source in limits if time_s is not None), (None, ""))
     if limit is None:
-        text = f"cannot happen: neither partition {partition.name} nor the spec sets a limit"
+        text = f"does not happen: neither partition {partition.name} nor the spec sets a limit"
         return InterruptionCase("time limit", text)
     # The partition's own OverTimeLimit overrides the cluster's.
     over = partition.over_limit_s if partition.over_limit_s is not None else cluster.over_limit_s

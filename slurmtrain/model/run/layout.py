@@ -289,7 +289,7 @@ def unusable_in_root(path: Path, executor: str) -> str | None:
     match = (_MEANT_BY_SLURM if executor == "slurm" else _REPLACED).search(str(path))
     if match is None:
         return None
-    why = "Slurm replaces that in the paths of logs" if executor == "slurm" else "submitit replaces that"
+    why = "that has a special meaning to Slurm in paths of logs" if executor == "slurm" else "submitit replaces that"
     problem = f"its path contains {match[0]!r}, and {why}"
     return f"the runs root {str(path)!r} cannot be used: {problem}; choose another with --runs"
 

@@ -31,7 +31,7 @@ def call(*arguments: str, cwd: Path, **env: str) -> Called:
         ("command: python x.py\nresources: {time: 12:00:00}\n", "put it in quotes"),
         ("command: python x.py\nresources: {mem: 4}\n", "has no unit"),
         ("command: python x.py\nslurm: {partion: a}\n", "did you mean 'partition'?"),
-        ("command: python x.py\nname: 'a/b'\n", "cannot name a run"),
+        ("command: python x.py\nname: 'a/b'\n", "cannot be the name of a run"),
         ("command: python x.py\nname: '   '\n", "a blank text"),
         (f"command: python x.py\nname: {'n' * 300}\n", "at most 64 characters"),
         ('command: python "x.py\n', "quotes of the command do not match"),

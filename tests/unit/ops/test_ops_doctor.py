@@ -106,7 +106,7 @@ def test_the_last_save_of_a_run_of_that_name_is_compared_with_the_grace(workspac
     observe(workspace, ask_slurm=False)
     report = examine(workspace, spec, (), "slurm")
     assert not report.good
-    assert "took 45 s, and a preemption leaves 30 s" in finding_about(report, "save").text
+    assert "took 45 s, but a preemption leaves 30 s" in finding_about(report, "save").text
 
 
 def test_the_qos_of_the_spec_counts_before_that_of_the_user(

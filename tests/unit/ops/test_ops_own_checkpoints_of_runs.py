@@ -68,7 +68,7 @@ def test_they_are_listed_as_they_are_on_disk_with_format_step_and_what_is_wrong(
     rows = [(each["path"], each["format"], each["step"], each["complete"]) for each in listed(workspace, run)]
     assert sorted(rows) == [(f"{out}/a.pt", "torch", 10, True), (f"{out}/b.pt", "torch", None, False)]
     [problem] = [each["problem"] for each in listed(workspace, run) if not each["complete"]]
-    assert problem == "b.pt is not whole: it is cut off: the archive has no directory at its end"
+    assert problem == "b.pt is incomplete: it is cut off: the archive has no directory at its end"
 
 
 def test_one_that_was_found_once_and_is_gone_is_listed_with_the_deleted_ones(
@@ -98,7 +98,7 @@ def test_verify_names_what_an_incomplete_one_lacks(workspace: Workspace, run: Ru
     [checked] = verify(workspace, run.id, step=20).checked
     assert (checked.result, checked.reason) == (
         "bad",
-        "ckpt-20.pt is not whole: it is cut off: the archive has no directory at its end",
+        "ckpt-20.pt is incomplete: it is cut off: the archive has no directory at its end",
     )
     with pytest.raises(NoCheckpoint, match="no checkpoint of step 7; its newest steps are 20"):
         verify(workspace, run.id, step=7)

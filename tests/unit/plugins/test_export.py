@@ -200,7 +200,7 @@ def test_of_several_modules_one_must_be_chosen(workspace: Workspace, save: Save,
     models = {name: nn.Linear(2, size) for size, name in enumerate(("model", "ema"), 1)}
     optimizer = torch.optim.SGD(models["model"].parameters())
     run = save(**models, optimizer=optimizer)
-    with pytest.raises(UserError, match=r"holds 2 modules; choose one with --object: its modules are model, ema$"):
+    with pytest.raises(UserError, match=r"has 2 modules; choose one with --object: its modules are model, ema$"):
         export(workspace, run.id, tmp_path / "x.pt")
     for name, model in models.items():
         exported = export(workspace, run.id, tmp_path / f"{name}.pt", object=name)
@@ -218,7 +218,7 @@ def test_a_module_whose_name_begins_another_is_itself_alone_and_without_any_noth
     assert load(export(workspace, run.id, tmp_path / "x.pt", object="model").to)["weight"].shape == (1, 2)
     shutil.rmtree(run.path)
     run = save(counter=Counter())
-    with pytest.raises(UserError, match="holds no module"):
+    with pytest.raises(UserError, match="has no module"):
         export(workspace, run.id, tmp_path / "y.pt")
 
 
@@ -294,7 +294,7 @@ def test_too_little_room_is_an_error_before_anything_is_written(
     workspace: Workspace, run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "statvfs", lambda _: SimpleNamespace(f_bavail=10, f_frsize=512, f_files=0))
-    with pytest.raises(CheckpointError, match=f"x.pt needs .* bytes, and 5120 are free in {tmp_path}"):
+    with pytest.raises(CheckpointError, match=f"x.pt needs .* bytes, but only 5120 are free in {tmp_path}"):
         export(workspace, run.id, tmp_path / "x.pt")
     assert not (tmp_path / "x.pt").exists()
 
@@ -346,7 +346,7 @@ def test_a_damaged_checkpoint_is_not_exported(workspace: Workspace, run: RunDir,
     content[100] ^= 1
     path.write_bytes(content)
     with pytest.raises(
-        CheckpointError, match=rf"step 20 is not exported: {path} is not what was written.*'slurmtrain ver"
+        CheckpointError, match=rf"step 20 is not exported: {path} has changed since it was written.*'slurmtrain ver"
     ):
         export(workspace, run.id, tmp_path / "x.pt")
     assert not (tmp_path / "x.pt").exists()
@@ -362,7 +362,7 @@ def test_an_index_that_would_run_code_is_refused(workspace: Workspace, run: RunD
     manifest = checkpoint_files.read_manifest(path)
     entries = {**manifest.files, ".metadata": (len(content), hasher.hexdigest())}
     checkpoint_files.write_json(path / checkpoint_files.MANIFEST, replace(manifest, files=entries).to_json())
-    with pytest.raises(CheckpointError, match=r"is no index of a checkpoint: .*posix.system is not allowed in it"):
+    with pytest.raises(CheckpointError, match=r"is not an index of a checkpoint: .*posix.system is not allowed in it"):
         export(workspace, run.id, tmp_path / "x.pt")
     assert not (tmp_path / "touched").exists()
 

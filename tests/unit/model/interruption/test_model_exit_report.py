@@ -166,7 +166,7 @@ RAISED = {"rank": 0, "signal": None, "exit_code": 1, "error": "ValueError: 1", "
 XID = {"bus": "0000:3b:00", "code": 31, "times": 1}
 COMPLETED = ExitReport(cause="completed", reason="")
 CRASH = ExitReport(cause="crash", reason="rank 2 was killed by SIGKILL", failed_at=1.0, failures=(KILLED,))
-HANG = ExitReport(cause="hang", reason="rank 2 finished no step for 60 s", failed_at=1.0)
+HANG = ExitReport(cause="hang", reason="rank 2 did not finish a step for 60 s", failed_at=1.0)
 SIGNALLED = ExitReport(cause="preempted", reason="stopped by SIGTERM", failed_at=1.0, signal="SIGTERM")
 KILLS = KernelEvidence(oom_kills=2, memory_limit=8 * GIB)
 SERVED = NodeZeroCompleted(at=3.0, names=["n1"])

@@ -103,7 +103,7 @@ ENDLESS = site(partition={"DefaultTime": "NONE", "MaxTime": "UNLIMITED"})
         # Nothing preempts a job.
         (BY_QOS, "spot", {"qos": "high"}, "preemption", (None, "nobody", None), "happen: no QOS preempts QOS high"),
         (site(PreemptType="preempt/none"), "spot", {}, "preemption", (None, "nobody", None), "not happen: this"),
-        (site(PreemptType="(null)"), "spot", {}, "preemption", (None, "nobody", None), "preempts no job"),
+        (site(PreemptType="(null)"), "spot", {}, "preemption", (None, "nobody", None), "does not preempt jobs"),
         (site(), "ondemand", {}, "preemption", (None, "nobody", None), "partition ondemand has PreemptMode=OFF"),
         (site(partition={"PriorityTier": "1"}), "spot", {}, "preemption", (None, "nobody", None),
          "no other partition with nodes of spot has a higher"),
@@ -141,7 +141,7 @@ def test_what_happens_to_a_job_at_an_interruption(
         (site(PreemptParameters="send_user_signal"), "spot", {}, "PreemptParameters", "ok", "send_user_signal"),
         (BY_QOS, "spot", {}, "PreemptType", "warn", "its QOS is unknown"),
         (BY_QOS, "spot", {"qos": "gold"}, "PreemptType", "warn", "QOS gold is unknown"),
-        (site(PreemptType="preempt/qos", qos=None), "spot", {"qos": "low"}, "PreemptType", "warn", "names none"),
+        (site(PreemptType="preempt/qos", qos=None), "spot", {"qos": "low"}, "PreemptType", "warn", "lists no QOS"),
         (site(PreemptType="preempt/job_prio"), "spot", {}, "PreemptType", "warn", "does not know Preempt"),
         # The versions of Slurm differ in what they do with a job that exits within its grace.
         (site(), "spot", {}, "SLURM_VERSION", "ok", "does not requeue a job that exits within its grace"),

@@ -70,7 +70,7 @@ def test_a_repeated_header_is_no_row_and_semicolons_may_separate() -> None:
 def test_a_column_that_is_not_there_is_a_problem() -> None:
     reader = CsvReader("iter")
     reader.read("step,loss")
-    assert reader.problem == "there is no column 'iter', but step, loss"
+    assert reader.problem == "there is no column 'iter'; the columns are step, loss"
 
 
 def test_numbers_of_json_objects_are_metrics() -> None:

@@ -190,7 +190,7 @@ def test_a_field_that_no_run_has_is_refused_with_the_nearest(name: str, advice: 
     ("text", "message"),
     [
         ("params = 3", "'params' has several values, such as params.lr, params.seed, params.optim.name"),
-        ("params.lr > 10%", "'params.lr' is a number, and '10%' is none"),
+        ("params.lr > 10%", "'params.lr' is a number, and '10%' is not"),
     ],
 )
 def test_what_cannot_be_compared_is_refused(text: str, message: str) -> None:

@@ -17,7 +17,7 @@ def values(key: str, *given_values: Any) -> list[Any]:
 
 @pytest.mark.parametrize("text", ["", ",", "-", "a,,b", "-,a"])
 def test_an_order_without_a_field_is_refused(text: str) -> None:
-    with pytest.raises(QueryError, match="is no order"):
+    with pytest.raises(QueryError, match="is not an order"):
         read_sort(text)
 
 

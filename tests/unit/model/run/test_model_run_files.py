@@ -104,4 +104,4 @@ def test_a_character_with_a_meaning_in_the_paths_of_logs_is_named(path: str, slu
     for executor, refused in (("slurm", slurm), ("local", local)):
         problem = unusable_in_root(Path(path), executor)
         assert (problem is not None) == bool(refused)
-        assert problem is None or f"{refused} in its path" in problem
+        assert problem is None or f"its path contains {refused}" in problem

@@ -62,7 +62,7 @@ def test_a_rank_that_finishes_no_step_hangs() -> None:
         if suspicion := node.wait(1):
             break
     assert suspicion is not None
-    assert (suspicion.why, suspicion.limit_s) == ("rank 5 finished no step for 60 s", 60)
+    assert (suspicion.why, suspicion.limit_s) == ("rank 5 did not finish a step for 60 s", 60)
     assert 60 < node.clock - node.beats[1].at <= 62
 
 
@@ -91,7 +91,7 @@ def test_ranks_that_wait_for_a_pause_are_excused_but_not_the_pause_itself() -> N
         assert not node.watchdog.excuse(node.clock)
         suspicion = node.wait(5)
     assert suspicion is not None
-    assert suspicion.why == "rank 4 finished no step for 20 s"
+    assert suspicion.why == "rank 4 did not finish a step for 20 s"
     assert node.watchdog.pauses() == {}
 
 

@@ -140,7 +140,7 @@ def test_ranks_that_hang_are_named_by_their_numbers_in_the_run_on_all_nodes(make
                 requests[each] = request
     for request in (requests[first], requests[node]):
         assert (request.cause, request.node, request.signal) == ("hang", 3, None)
-        assert request.why == "ranks 2, 3 finished no step for 60 s"
+        assert request.why == "ranks 2, 3 did not finish a step for 60 s"
 
 
 def test_the_states_of_all_ranks_of_the_node_are_journaled(
@@ -198,7 +198,7 @@ def test_ranks_that_compute_get_longer_on_all_nodes_until_they_wait(
     assert later(clock, first, 110, second) is None
     cpu[1] = 0.0
     request = later(clock, first, 100, second)
-    assert request.why.endswith("finished no step for 120 s")
+    assert request.why.endswith("did not finish a step for 120 s")
     [event] = first.events("hang_limit")
     assert (event["limit_s"], event["raised_s"], event["ranks"]) == (60, 120, [0, 1])
     assert second.events("hang_limit") == []

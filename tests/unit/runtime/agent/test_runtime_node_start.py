@@ -30,11 +30,11 @@ def test_the_link_leads_to_the_newest_attempt_and_nothing_of_others_is_replaced(
         log = attempt.rank_log(0)
         assert link_log(own, attempt, "7", log) == ""
         assert link.readlink() == log
-    assert "is not this run's" in link_log(own, other.attempt("7", 0), "7", other.path / "log")
+    assert "of another run" in link_log(own, other.attempt("7", 0), "7", other.path / "log")
     assert link.readlink() == log
     file = link.with_name("x-8.out")
     file.write_text("mine")
-    assert "is there already" in link_log(own, attempt, "8", log)
+    assert "exists already" in link_log(own, attempt, "8", log)
     assert file.read_text() == "mine"
     assert sorted(path.name for path in link.parent.iterdir()) == ["x-7.out", "x-8.out"]
     assert "log: /dev/null/%j" in link_log(plan(tmp_path, "/dev/null/%j"), attempt, "7", log)

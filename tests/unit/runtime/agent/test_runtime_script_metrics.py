@@ -103,7 +103,7 @@ def test_a_pattern_that_takes_for_ever_is_given_up(attempt: AttemptDir) -> None:
         log.write_text(("a" * 40 + "!\n") * 9 + "loss=1\n")
         assert not each.read(last=False)
     [event] = journal(attempt)
-    assert event["why"].endswith("the pattern of tracking.metrics takes longer than 0.1 s for a line")
+    assert event["why"].endswith("the pattern of tracking.metrics needs more than 0.1 s for a line")
 
 
 def test_a_missing_column_is_told(attempt: AttemptDir, tmp_path: Path) -> None:
@@ -111,7 +111,7 @@ def test_a_missing_column_is_told(attempt: AttemptDir, tmp_path: Path) -> None:
     with reader(attempt, path, CSV) as each:
         path.write_text("iter,loss\n1,3\n")
         assert not each.read(last=False)
-    assert "m.csv: there is no column 'step', but iter, loss" in journal(attempt)[0]["why"]
+    assert "m.csv: there is no column 'step'; the columns are iter, loss" in journal(attempt)[0]["why"]
 
 
 def test_a_script_that_reports_its_metrics_itself_is_left_alone(attempt: AttemptDir) -> None:

@@ -59,7 +59,7 @@ def refused(run: Path, marker: Path, **objects: Any) -> str:
 def test_an_index_that_would_run_something_is_refused_and_does_not(run: Path, target: Path, tmp_path: Path) -> None:
     marker = tmp_path / "marker"
     forge(target, ".metadata", pickle.dumps(Evil(marker)))
-    assert "no index of a checkpoint" in refused(run, marker)
+    assert "not an index of a checkpoint" in refused(run, marker)
     pickle.loads(pickle.dumps(Evil(marker)))
     assert marker.exists(), "the test is of no use"
 
@@ -68,7 +68,7 @@ def test_an_index_that_would_run_something_is_passed_over_for_the_checkpoint_bef
     forge(run / "checkpoints" / "step-2", ".metadata", pickle.dumps(Evil(tmp_path / "marker")))
     step, [rejected], _ = restore_alone(run)
     assert step == 1
-    assert "no index of a checkpoint" in rejected["reason"]
+    assert "not an index of a checkpoint" in rejected["reason"]
     assert not (tmp_path / "marker").exists()
 
 
@@ -100,7 +100,7 @@ def test_something_that_would_run_within_an_index_does_not(run: Path, target: Pa
 )
 def test_a_pickle_of_another_kind_is_no_index(run: Path, target: Path, tmp_path: Path, content: bytes) -> None:
     forge(target, ".metadata", content)
-    assert "no index of a checkpoint" in refused(run, tmp_path / "marker")
+    assert "not an index of a checkpoint" in refused(run, tmp_path / "marker")
 
 
 def test_an_enumeration_is_read_as_other_versions_of_python_pickle_it(run: Path, target: Path) -> None:
@@ -122,7 +122,7 @@ def test_an_index_that_leads_out_of_the_checkpoint_is_refused(run: Path, target:
     for key, info in index.storage_data.items():
         index.storage_data[key] = type(info)("../../../" + info.relative_path, info.offset, info.length)
     forge(target, ".metadata", pickle.dumps(index))
-    assert "it leads to" in refused(run, tmp_path / "marker")
+    assert "it points to" in refused(run, tmp_path / "marker")
 
 
 def put(directory: Path, name: str, content: bytes) -> None:
@@ -194,7 +194,7 @@ METADATA = "torch.distributed.checkpoint.metadata"
         (f"c{METADATA}\n_MEM_FORMAT_ENCODING\n(N}}V_member_map_\nNstb.".encode(), "attributes of a Global"),
         (b"ctorch\nSize\n}Vx\nNsb.", "attributes of a Global"),
         # Calls classes that an index consists of, with arguments of its own choice.
-        (f"c{METADATA}\nMetadata\n(NtR.".encode(), "something else than a Metadata"),
+        (f"c{METADATA}\nMetadata\n(NtR.".encode(), "something other than a Metadata"),
         # Sets attributes that are no fields.
         (f"c{METADATA}\nMetadata\n)R}}V__class__\nNsb.".encode(), "other attributes: \\['__class__'\\]"),
         (f"c{METADATA}\nMetadata\n)R(Va\nVb\ntb.".encode(), "other attributes"),
@@ -203,11 +203,11 @@ METADATA = "torch.distributed.checkpoint.metadata"
         (f"c{METADATA}\nMetadata\n)R}}Vstate_dict_metadata\n}}sb.".encode(), "storage_data"),
         (
             f"c{METADATA}\nMetadata\n)R}}Vstate_dict_metadata\n}}Vw\nctorch\nSize\nssVstorage_data\n}}sb.".encode(),
-            "something else than a value",
+            "something other than a value",
         ),
         (
             f"c{METADATA}\nMetadata\n)R}}Vstate_dict_metadata\n}}Vw\nNssVstorage_data\n}}sb.".encode(),
-            "something else than a TensorStorageMetadata",
+            "something other than a TensorStorageMetadata",
         ),
     ],
 )
@@ -216,7 +216,7 @@ def test_an_index_of_other_objects_or_fields_is_refused(
 ) -> None:
     forge(target, ".metadata", content)
     message = refused(run, tmp_path / "marker")
-    assert "no index of a checkpoint" in message
+    assert "not an index of a checkpoint" in message
     assert re.search(why, message)
     assert metadata._MEM_FORMAT_ENCODING["TORCH_CONTIGUOUS_FORMAT"].value == 0
 

@@ -172,10 +172,10 @@ def problem_of_restoring(root: Path, **objects: Any) -> str:
 def test_parameters_that_another_model_has_are_listed(run: Path) -> None:
     other = nn.Sequential(nn.Linear(40, 40), nn.LayerNorm(40), nn.Linear(40, 2, bias=False))
     problem = problem_of_restoring(run, model=other, own=Value(None))
-    assert "does not fit what the script registered" in problem
+    assert "does not match the objects that the script registered" in problem
     assert "it has no 'model.2.weight'" in problem
-    assert "'model.1.weight' has shape 2x40, in the script 40" in problem
-    assert "'model.1.bias' has shape 2, in the script 40" in problem
+    assert "'model.1.weight' has shape 2x40 in the checkpoint, but 40 in the script" in problem
+    assert "'model.1.bias' has shape 2 in the checkpoint, but 40 in the script" in problem
 
 
 def test_an_object_that_the_checkpoint_has_not_is_named(run: Path) -> None:

@@ -57,7 +57,7 @@ def test_an_archive_is_complete_only_to_its_last_byte(
 
 def test_a_file_of_zeros_as_a_crashed_machine_leaves_it_is_not_complete(tmp_path: Path) -> None:
     (tmp_path / "a.pt").write_bytes(bytes(5000))
-    assert look_at(tmp_path / "a.pt").problem == "a.pt is not whole: it begins with zeros"
+    assert look_at(tmp_path / "a.pt").problem == "a.pt is incomplete: it begins with zeros"
 
 
 def test_a_file_of_before_archives_is_complete(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_sharded_weights_need_every_shard_and_their_index(tmp_path: Path) -> Non
     (place / names[1]).unlink()
     assert look_at(place).problem == f"{names[1]} is missing"
     index.write_text("{")
-    assert look_at(place).problem == "model.safetensors.index.json is not whole"
+    assert look_at(place).problem == "model.safetensors.index.json is incomplete"
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")

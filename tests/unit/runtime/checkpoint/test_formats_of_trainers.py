@@ -117,7 +117,7 @@ def test_a_registered_object_that_only_the_newest_lacks_was_cut_off(saved: Saved
         shutil.copytree(each.path, tmp_path / "checkpoints" / each.path.name)
     (tmp_path / "checkpoints" / made[0].path.name / "custom_checkpoint_0.pkl").unlink()
     newest, before = found_in(tmp_path, KINDS["accelerate"])
-    assert newest.problem == "custom_checkpoint_0.pkl is missing, which the others have"
+    assert newest.problem == "custom_checkpoint_0.pkl is missing, but the other checkpoints have it"
     assert before.complete
     # The script has stopped saving it.
     (before.path / "custom_checkpoint_0.pkl").unlink()

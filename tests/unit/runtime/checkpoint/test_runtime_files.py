@@ -156,7 +156,7 @@ def test_a_changed_byte_is_found_by_its_hash_alone(checkpoints: Path) -> None:
     (path / NAMES[0]).write_bytes(content)
     checkpoint_files.verify_files(path, manifest, [NAMES[1]])
     checkpoint_files.verify_files(path, manifest, NAMES, hashes=False)
-    with pytest.raises(CheckpointError, match=r"__0_0\.distcp is not what was written"):
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp has changed since it was written"):
         checkpoint_files.verify_files(path, manifest, NAMES)
     os.truncate(path / NAMES[0], 4)
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 4 bytes, its manifest says 17"):
@@ -192,7 +192,7 @@ def test_a_manifest_that_is_no_json_is_refused(checkpoints: Path, content: bytes
     [
         ({"schema": 3}, "a newer slurmtrain wrote it"),
         *(({"schema": schema}, "it is not slurmtrain's") for schema in (1, "x", None)),
-        *((change, "is not what was written") for change in (
+        *((change, "has changed since it was written") for change in (
             {"step": None}, {"step": "x"}, {"files": []}, {"files": {"a": 1}}, {"files": {"a": {"bytes": 1}}},
             {"seconds": {}}, {"files": {"../a": {"bytes": 1, "xxh3_128": ""}}}, {"metrics": {"a": "b"}}, {"files": 3},
             {"world_size": "many"},

@@ -369,9 +369,9 @@ class Unusable:
 @pytest.mark.parametrize(
     ("obj", "problem"),
     [
-        (object(), "'obj' (object) has no state_dict() and load_state_dict(), and no attributes"),
-        ({"a": 1}, "'obj' (dict) has no state_dict() and load_state_dict(), and no attributes"),
-        (7, "'obj' (int) has no"),
+        (object(), "'obj' (object) cannot be saved: it has neither"),
+        ({"a": 1}, "'obj' (dict) cannot be saved: it has neither"),
+        (7, "'obj' (int) cannot be saved"),
         (Unusable(), "its attribute steps['done'][0] (function) is neither a tensor nor a plain value"),
         (threading.Thread(), "'obj' (Thread) has no state_dict() and load_state_dict(), and its attribute"),
     ],

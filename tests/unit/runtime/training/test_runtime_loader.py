@@ -144,7 +144,7 @@ def test_with_another_size_of_a_batch_the_rest_of_the_epoch_follows() -> None:
 
 def test_a_state_of_another_dataset_is_refused_in_the_middle_of_an_epoch_and_begins_the_next_one_at_its_end() -> None:
     _, state = trained(1, 2)
-    with pytest.raises(CheckpointError, match=r"consumed 8 of 23 samples .*, and has 24 .* same dataset"):
+    with pytest.raises(CheckpointError, match=r"consumed 8 of 23 samples .*, but now it has 24 .* same dataset"):
         trained(1, 1, state, dataset=Indices(24))
     with pytest.raises(CheckpointError, match="with shuffle=False now"):
         trained(1, 1, state, shuffle=False)
@@ -341,15 +341,15 @@ class Stream(IterableDataset[int]):
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        ({"dataset": Stream()}, "not Stream, .* torchdata's StatefulDataLoader"),
-        ({"dataset": iter([1])}, "with __getitem__ and __len__, not list_iterator"),
+        ({"dataset": Stream()}, "Stream has none, .* torchdata's StatefulDataLoader"),
+        ({"dataset": iter([1])}, "with __getitem__ and __len__; list_iterator"),
         ({"dataset": []}, "is empty"),
         ({"batch_size": 0}, "a positive whole number, not 0"),
         ({"batch_size": 2.5}, "a positive whole number, not 2.5"),
-        ({"batch_size": 1}, "on all processes together, and 1 is too few for 2 processes: raise it"),
+        ({"batch_size": 1}, "on all processes together, so 1 is too small for 2 processes: raise it"),
         ({"batch_size": 24, "drop_last": True}, "has 23 samples, too few for a batch of 24"),
-        ({"sampler": [1]}, "takes no 'sampler'"),
-        ({"generator": torch.Generator()}, "takes no 'generator': give it a seed instead"),
+        ({"sampler": [1]}, "does not take 'sampler'"),
+        ({"generator": torch.Generator()}, "does not take 'generator': give it a seed instead"),
     ],
 )
 def test_what_cannot_be_divided_is_refused(arguments: dict[str, Any], problem: str) -> None:
@@ -364,7 +364,7 @@ def test_fewer_samples_than_ranks_are_refused_in_a_loop_over_a_whole_epoch() -> 
 
 def test_loaders_of_others_and_those_that_are_not_in_checkpoints_are_refused() -> None:
     script = Script()
-    with pytest.raises(DataError, match=r"what run.loader\(\) has returned, not DataLoader"):
+    with pytest.raises(DataError, match=r"made by run.loader\(\), not DataLoader"):
         script.steps(DataLoader(Indices()), 0, 1)
     first = script.loader()
     assert script.loaders.register() == {"run.loaders": script.loaders}

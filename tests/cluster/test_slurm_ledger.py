@@ -108,11 +108,11 @@ def test_a_job_of_an_ordinary_user_starts_again_without_a_node_and_still_without
     ("options", "without", "expected"),
     [
         (["--nodes=2"], "node2,node3", None),
-        (["--nodes=3"], "node1,node2", "node1, node2 cannot be left out: 3 nodes are needed and 2 would be left"),
+        (["--nodes=3"], "node1,node2", "node1, node2 cannot be excluded: 3 nodes are needed and 2 would be left"),
         (["--nodes=1", "--exclude=node[2-3]"], "node0,node1", "1 node is needed and none would be left"),
         (["--nodes=1", "--no-requeue"], "node1", "its job may not be requeued (Requeue=0)"),
-        (["--nodes=1", "--nodelist=node0"], "node0", "node0 cannot be left out: Slurm says: allocation failure"),
-        (["--nodes=1"], "node9", "node9 cannot be left out: Slurm knows no node node9"),
+        (["--nodes=1", "--nodelist=node0"], "node0", "node0 cannot be excluded: Slurm says: allocation failure"),
+        (["--nodes=1"], "node9", "node9 cannot be excluded: Slurm knows no node node9"),
     ],
 )
 def test_slurm_says_whether_a_job_could_start_again(
@@ -296,7 +296,7 @@ def test_a_run_that_cannot_do_without_the_node_has_failed_and_says_so(site: Clus
     run = site.status(run_id)
     assert run["state"] == "failed"
     assert "node1: clock: " in run["reason"]
-    assert f"node1 cannot be left out: {NODES} nodes are needed and {NODES - 1} would be left" in run["reason"]
+    assert f"node1 cannot be excluded: {NODES} nodes are needed and {NODES - 1} would be left" in run["reason"]
     until(lambda: not cluster.jobs(), "the end of the job")
     site.call("sync")
     assert cluster.jobs() == {}

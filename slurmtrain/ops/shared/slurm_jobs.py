@@ -268,7 +268,7 @@ def _with_files(directory: RunDir, run: Run, observed: JobObserved) -> JobObserv
             logs = sorted(RunsRoot(directory.path.parent).array(element[0]).submitit.glob(pattern))
         silent = "its log is empty"
         if not logs:
-            silent = f"it left no log; perhaps nodes {nodes} cannot see {directory.path}, or not write to it"
+            silent = f"it left no log; perhaps nodes {nodes} cannot see {directory.path} or write to it"
         reason = next((line for log in logs if (line := last_error_line(log))), silent)
     checkpoints = checkpoints_on_disk(directory)
     return replace(observed, last_seen=last_written_at(place, attempt), checkpoints=checkpoints, reason=reason)

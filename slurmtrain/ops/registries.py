@@ -37,7 +37,7 @@ def rebuild(workspace: Workspace, show: ShowRuns = lambda _done, _total: None) -
 
         kept = put_registry_aside(address, "damaged" if isinstance(error, RegistryDamaged) else "old")
         if kept is not None and workspace.note is not None:
-            workspace.note(f"{address} could not be used ({error.__cause__ or error}): it is kept as {kept}")
+            workspace.note(f"{address} could not be used ({error.__cause__ or error}): it was kept as {kept}")
         workspace.store = Store(address)
         garbage = _replace_all(workspace, show)
     return replace(observe(workspace), garbage=garbage)

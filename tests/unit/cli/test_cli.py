@@ -22,7 +22,7 @@ def call(*arguments: str, cwd: Path, **env: str) -> Called:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (None, "there is no such file"),
+        (None, "this file does not exist"),
         ("", "the file is empty"),
         ("a: [1\n", "this is not YAML"),
         ("command: python x.py\nresource: {nodes: 2}\n", "did you mean 'resources'?"),

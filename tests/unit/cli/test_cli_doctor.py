@@ -131,7 +131,7 @@ def test_where_no_pattern_explains_it_what_the_script_raised_is_the_answer(run: 
         (["x.yaml", "--attempt", "1"], "--attempt needs a RUN, not a SPEC"),
         (["@last", "a=b"], "KEY=VALUE and --executor need a SPEC"),
         (["@last", "--executor", "local"], "KEY=VALUE and --executor need a SPEC"),
-        (["missing.yaml"], "there is no such file"),
+        (["missing.yaml"], "this file does not exist"),
         (["@last"], "there is no run '@last'"),
         (["@last", "--attempt", "0"], "x>=1"),
     ],

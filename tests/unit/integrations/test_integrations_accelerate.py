@@ -66,7 +66,7 @@ def test_the_newest_are_kept_and_what_killed_saves_left_is_deleted(rank: OneRank
     (directory / "checkpoint-7" / "stale").touch()
     save_state(accelerator, 7)
     assert names(directory / "checkpoint-7") == ["model.safetensors", "random_states_0.pkl"]
-    with pytest.raises(ValueError, match="keeps at least one checkpoint, not 0"):
+    with pytest.raises(ValueError, match="must keep at least one checkpoint, not 0"):
         save_state(accelerator, 8, keep=0)
 
 

@@ -95,7 +95,9 @@ def test_what_another_role_has_made_decides_nothing_and_a_role_that_may_make_not
         Store(of_role(registry, role))
     postgres.execute(f"CREATE ROLE mallory; CREATE SCHEMA {registry.schema} AUTHORIZATION mallory")
     try:
-        with pytest.raises(RegistryFailed, match="belongs to the role mallory, and guest is no member of it; name a"):
+        with pytest.raises(
+            RegistryFailed, match="belongs to the role mallory, and guest is not a member of it; name a"
+        ):
             Store(of_role(registry, role))
     finally:
         postgres.execute("DROP OWNED BY mallory; DROP ROLE mallory")
@@ -123,7 +125,7 @@ def test_with_the_roles_of_the_documentation_a_group_reads_what_its_members_stor
         assert postgres.execute(names, database="runs", user="bob") == [("cnn", None)]
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             postgres.execute(f"DELETE FROM {ann.schema}.run", database="runs", user="bob")
-        with pytest.raises(RegistryFailed, match="belongs to the role ann, and bob is no member of it"):
+        with pytest.raises(RegistryFailed, match="belongs to the role ann, and bob is not a member of it"):
             Store(replace(ann, text=ann.text.replace("ann@", "bob@")))
     finally:
         postgres.execute("DROP DATABASE IF EXISTS runs WITH (FORCE)")

@@ -93,8 +93,8 @@ def test_of_long_curves_of_ended_trials_optuna_gets_what_pruners_compare() -> No
     [
         ({"sampler": Method("tpe", {"n_startup_trial": 1})}, "did you mean 'n_startup_trials'"),
         ({"sampler": Method("random", {"seed": 1})}, "random has no setting 'seed'"),
-        ({"pruner": Method("percentile", {})}, "percentile cannot be made with these settings"),
-        ({"pruner": Method("median", {"n_startup_trials": -1})}, "median cannot be made with these settings"),
+        ({"pruner": Method("percentile", {})}, "percentile does not accept these settings"),
+        ({"pruner": Method("median", {"n_startup_trials": -1})}, "median does not accept these settings"),
     ],
 )
 def test_a_wrong_setting_is_named(keys: dict[str, Any], message: str) -> None:

@@ -108,7 +108,7 @@ def test_a_damaged_file_is_put_aside_and_replaced_and_that_is_reported_once(root
     # Nothing that status asks for may be on the damaged page.
     [line] = errors.splitlines() or root.rebuild()
     assert str(root.registry) in line
-    assert f"it is kept as {root.registry}.damaged" in line
+    assert f"it was kept as {root.registry}.damaged" in line
     assert (root.runs / "registry.db.damaged").read_bytes() == damaged
     assert root.beside == ["registry.db", "registry.db.damaged"]
     root.check()
@@ -176,7 +176,7 @@ def test_what_is_no_registry_is_left_alone_and_the_runs_are_read(root: Root, kin
     for _ in range(2):
         after, errors = root.status()
         assert [run["state"] for run in after] == [run["state"] for run in before]
-        assert "meanwhile the run directories are read instead" in errors
+        assert "until that is fixed, commands read the run directories instead" in errors
     assert root.beside == beside
     assert (root.registry.lstat().st_ino, root.registry.lstat().st_mtime) == (status.st_ino, status.st_mtime)
 
@@ -332,7 +332,7 @@ def test_while_another_process_has_the_lock_the_run_directories_are_read(
     [line] = errors.splitlines()
     assert "is damaged (" in line
     assert "registry.db.lock is still held by" in line
-    assert line.endswith("; meanwhile the run directories are read instead")
+    assert line.endswith("; until that is fixed, commands read the run directories instead")
     assert root.beside == ["registry.db"]
 
 

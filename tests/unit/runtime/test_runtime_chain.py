@@ -117,7 +117,7 @@ def test_a_checkpoint_may_be_one_that_the_script_saved_itself_unless_it_is_gone(
 def test_what_a_run_began_with_is_kept(run: RunDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(upstreams, "_SEEN_S", 0.0)
     assert not upstreams.has_begun(run)
-    with pytest.raises(PathError, match="is not there"):
+    with pytest.raises(PathError, match="is missing"):
         upstreams.read_facts(run)
     upstreams.write_facts(run, {"${run.pretrain.step}": 40})
     assert upstreams.has_begun(run)

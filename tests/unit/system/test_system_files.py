@@ -106,7 +106,7 @@ def test_a_file_that_is_not_our_json_is_named(tmp_path: Path, content: bytes) ->
     path = tmp_path / "f.json"
     path.write_bytes(content)
     path.chmod(0o600)
-    with pytest.raises(PathError, match=r"f\.json is not the JSON that slurmtrain wrote there"):
+    with pytest.raises(PathError, match=r"f\.json has changed since slurmtrain wrote it"):
         files.read_json(path)
 
 
@@ -260,7 +260,7 @@ def test_a_log_that_is_no_file_is_not_opened(tmp_path: Path, kind: str) -> None:
 def test_an_error_in_a_file_names_the_line(tmp_path: Path) -> None:
     path = tmp_path / "plan.json"
     path.write_text('{\n "a": 1,\n "b" 2}')
-    with pytest.raises(PathError, match=r"plan\.json is not the JSON that slurmtrain wrote there \(.*line 3 column 6"):
+    with pytest.raises(PathError, match=r"plan\.json has changed since slurmtrain wrote it \(.*line 3 column 6"):
         read_json(path)
 
 

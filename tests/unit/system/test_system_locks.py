@@ -297,7 +297,7 @@ def test_a_lock_of_another_machine_stays_and_the_error_says_what_to_delete(
     refuse(monkeypatch)
     left = held_by(lock, host="other-login")
     for _ in range(2):
-        refused(lock, rf"@other-login, .*; if that process is gone, delete {left}")
+        refused(lock, rf"@other-login, .*; if that process no longer exists, delete {left}")
     left.unlink()
     assert is_free(lock)
 

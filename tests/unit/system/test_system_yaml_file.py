@@ -229,7 +229,7 @@ def test_a_file_is_read_without_its_byte_order_mark(tmp_path: Path) -> None:
 def test_a_file_that_cannot_be_read_is_named_with_the_reason(tmp_path: Path) -> None:
     (tmp_path / "binary").write_bytes(b"a: \xff")
     for name, reason in {
-        "missing": "there is no such file",
+        "missing": "this file does not exist",
         ".": "this is a directory; name the YAML file in it",
         "binary": r"this is not UTF-8 text \(byte 3\)",
         "binary/x": "cannot be read: not a directory",

@@ -132,7 +132,9 @@ def test_a_store_of_a_newer_mlflow_is_told_from_one_of_an_older(store: Path) -> 
     with pytest.raises(TrackingError, match=r"newer MLflow than MLflow .* here \(schema f00df00df00d\): install"):
         open_store(store)
     execute(store, "UPDATE alembic_version SET version_num = '451aebb31d03'")
-    with pytest.raises(TrackingError, match=r"older MLflow .*'mlflow db upgrade sqlite:///.*mlflow\.db' converts it"):
+    with pytest.raises(
+        TrackingError, match=r"older MLflow .*convert it with 'mlflow db upgrade sqlite:///.*mlflow\.db'"
+    ):
         open_store(store)
 
 
@@ -148,7 +150,7 @@ def test_an_older_store_that_others_share_is_not_migrated_in_passing(store: Path
 @pytest.mark.parametrize(
     ("harm", "expected"),
     [
-        (lambda path: execute(path, "DELETE FROM alembic_version"), "is half made, by a client that was interrupted"),
+        (lambda path: execute(path, "DELETE FROM alembic_version"), "is incomplete, because a client was interrupted"),
         (lambda path: path.write_bytes(b"no database, but text " * 400), "file is not a database"),
     ],
     ids=["half made", "no database"],

@@ -203,7 +203,7 @@ BY_ANOTHER = "preempted by a job of higher priority"
         (COMPLETED, NODE_1, {}),
         (SIGNALLED, NODE_1, {"evidence": {"gone": ["n1"]}}),
         (CRASH, NODE_1, {"cause": "node_fail", "reason": N1_IS_GONE, "failures": (), "without": ["n1"]}),
-        (ExitReport(cause="node_fail", reason="node 1 has not been heard from for 15 s"),
+        (ExitReport(cause="node_fail", reason="node 1 has not sent a heartbeat for 15 s"),
          LostNodes(names=["n1", "node 2"], hosts=["n1"], at=9.0),
          {"reason": "n1, node 2 are gone: their agents have not been heard of any more", "failed_at": 9.0,
           "without": ["n1"]}),

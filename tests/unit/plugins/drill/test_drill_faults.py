@@ -126,7 +126,7 @@ def test_processes_that_have_ended_or_run_elsewhere_are_not_signalled(
 ) -> None:
     agent, rank = sleepers
     run = make_run(workspace.root.path, process=identity(agent).to_dict())
-    with pytest.raises(RunBusy, match="does not train"):
+    with pytest.raises(RunBusy, match="is not training"):
         faults.inject(workspace, load_run(workspace, run), "rank")
     note_ranks(run, 0, {0: {**identity(rank).to_dict(), "start": 1}})
     with pytest.raises(RunBusy, match="rank 0 had ended"):

@@ -128,17 +128,17 @@ def with_run(facts: DrillFacts, *attempts: Attempt, **more: Any) -> DrillFacts:
 @pytest.mark.parametrize(
     ("facts", "problem", "advice"),
     [
-        (preempted(lost_steps=4), "4 steps were lost, though the stop was announced", "slurmtrain.session()"),
+        (preempted(lost_steps=4), "4 steps were lost, although the stop was announced", "slurmtrain.session()"),
         (replace(preempted(), grace_s=2.0), "its ranks ended after 3 s instead of within 2 s", "GraceTime"),
         (preempted(cause="crash"), "the run reports the cause crash, not preempted", "repeat the drill"),
         (with_run(preempted(), checkpoints=[saved(step, HIT - 60 + step) for step in (10, 30)]),
-         "it resumed from step 20, though step 30 was saved", "'slurmtrain verify RUN'"),
+         "it resumed from step 20, although step 30 was saved", "'slurmtrain verify RUN'"),
         (with_run(preempted(), preempted().run.attempts[0], state="failed", reason="requeue.enabled is false"),
-         "it was not restarted: requeue.enabled is false", "section 'requeue'"),
+         "it was not restarted: requeue.enabled is false", "docs/requeue.md"),
         (with_run(preempted(), state="failed", reason="rank 0 died"), "it ended as failed: rank 0 died", "doctor"),
         (replace(preempted(), comparison=CheckpointComparison(identical=None, why="other steps", steps=(100, 28))),
-         "it completed at step 28, and the undisturbed run at step 100", "exit with 75"),
-        (with_run(preempted(), step=49), "it completed at step 49, and the undisturbed run at step 50", "exit with 75"),
+         "it completed at step 28, but the undisturbed run at step 100", "exit with 75"),
+        (with_run(preempted(), step=49), "it completed at step 49, but the undisturbed run at step 50", "exit with 75"),
         (replace(preempted(), comparison=OTHER),
          "its last checkpoint differs in model.weight by at most 0.25 (relative), 2 (absolute)", "--twice"),
         (replace(preempted(), comparison=OTHER, noise=SAME),
@@ -184,7 +184,7 @@ def test_notes_say_what_makes_a_verdict_doubtful() -> None:
     [note] = judge_fault(replace(facts, run=run_of(first))).notes
     assert note.startswith("it had saved nothing before the fault")
     notes = judge_fault(killed_rank(moment="after line 3 of its output")).notes
-    assert any("whether it trained by then is unknown" in note for note in notes)
+    assert any("unknown whether it was training by then" in note for note in notes)
 
 
 def test_a_fault_that_a_run_was_too_short_for_was_not_tried() -> None:
@@ -293,7 +293,7 @@ def test_a_script_that_saves_on_the_signal_and_resumes_has_no_problem() -> None:
         (script(leftovers=["sleep (pid 12)"]), ["outlived its ranks and were killed: sleep (pid 12)"]),
         # Without steps it is unknown whether it resumed.
         (replace(script("rank", saves=NAMELESS, resume_from="/c/last.pt"), baseline=plain(NAMELESS)),
-         ["it was handed last.pt; whether it resumed from it is unknown"]),
+         ["it was given last.pt, but whether it resumed from it is unknown"]),
     ],
 )  # fmt: skip
 def test_what_a_script_does_is_noted_with_what_it_means(facts: DrillFacts, words: list[str]) -> None:
@@ -317,13 +317,13 @@ def test_a_fault_that_announces_nothing_leaves_no_time_to_save_or_to_end_process
          "its DataLoader workers died before it had ended: DataLoader worker (pid(s) 7) exited", "may be lost"),
         # It starts from the beginning, as its checkpoints show, or the steps that it reports.
         (script("rank", saves=[*BEFORE, save(5, HIT + 15), save(10, HIT + 20)]),
-         "it was handed ckpt-10.pt and did not resume from it: it then reached step 5", "{resume_from}"),
+         "it was given ckpt-10.pt and did not resume from it: it then reached step 5", "{resume_from}"),
         (replace(script("rank"), steps={"7.1": [(HIT + 11, 1), (HIT + 12, 2)]}),
-         "it was handed ckpt-10.pt and did not resume from it: it then reached step 1", "SLURMTRAIN_RESUME_FROM"),
-        (script("save", ("/c/ckpt-10.pt",)), "it was handed ckpt-10.pt, which was only half written", "os.replace"),
+         "it was given ckpt-10.pt and did not resume from it: it then reached step 1", "SLURMTRAIN_RESUME_FROM"),
+        (script("save", ("/c/ckpt-10.pt",)), "it was given ckpt-10.pt, which was only half written", "os.replace"),
         (script("save", ("/c/last.pt",), resume_from=None),
-         "the interrupted save destroyed ckpt-10.pt, and it had no other", "os.replace"),
-        (script("rank", resume_from=None), "it was handed no checkpoint, although it had saved ckpt-10.pt",
+         "the interrupted save destroyed ckpt-10.pt, its only checkpoint", "os.replace"),
+        (script("rank", resume_from=None), "it was given no checkpoint, although it had saved ckpt-10.pt",
          "checkpoint.glob"),
     ],
 )  # fmt: skip
@@ -342,7 +342,7 @@ def test_the_undisturbed_run_shows_how_its_checkpoints_are_read() -> None:
     assert judge_baseline(script().baseline, PATTERN, []).notes == [
         "its last checkpoint is ckpt-15.pt, in the format torch, of step 15, which is in its name"
     ]
-    assert "nothing shows whether it resumes" in judge_baseline(plain([save(None, 1.0)]), PATTERN, []).notes[1]
+    assert "no way to see whether it resumes" in judge_baseline(plain([save(None, 1.0)]), PATTERN, []).notes[1]
     assert "it left no complete checkpoint that checkpoint.glob" in problems(judge_baseline(plain([]), PATTERN, []))
     assert "ckpt-5.pt" in problems(judge_baseline(plain([]), PATTERN, ["/c/ckpt-5.pt"]))
     [note] = judge_baseline(plain([]), None, []).notes

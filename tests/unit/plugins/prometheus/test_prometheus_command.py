@@ -70,7 +70,7 @@ def test_the_dashboard_is_printed_as_it_is(workspace: Workspace) -> None:
     [
         (["--serve", "0"], "neither a port"),
         (["--serve", "here:x"], "neither a port"),
-        (["--label", "run=1"], "slurmtrain's own"),
+        (["--label", "run=1"], "uses the label"),
         (["--label", "9=1"], "NAME=VALUE"),
         (["--label", "__x=1"], "NAME=VALUE"),
         (["--serve", "9108", "--json"], "only one"),

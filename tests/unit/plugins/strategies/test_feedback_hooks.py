@@ -217,5 +217,5 @@ def test_float16_and_sparse_gradients_are_refused(two: Pair, spec: StrategySpec)
     assert f"'strategy.hook: {spec.hook}' does not work with float16, and the parameter '1.weight' has it" in problem
     assert others == [problem]
     [problem, *_] = two.run(problem_with, spec, nn.Sequential(nn.Embedding(3, 2, sparse=True), nn.Linear(2, 2)))
-    assert "sparse gradients, which '0' has: make it with sparse=False" in problem
+    assert "sparse gradients, and '0' has them: make it with sparse=False" in problem
     assert two.run(problem_with, spec, nn.Sequential(nn.Embedding(3, 2), nn.Linear(2, 2).bfloat16())) == [""] * 2

@@ -272,7 +272,7 @@ REFUSED = {
     [
         ((), REFUSED),
         (("blocks.0", "blocks.9", "head"),
-         {"net": "'strategy.split' names 'blocks.9', which is no part of the model; did you mean 'blocks."}),
+         {"net": "'strategy.split' names 'blocks.9', which is not a part of the model; did you mean 'blocks."}),
         (("blocks.1", "blocks.0", "head"),
          {"net": "must name the first parts of the stages 2 to 4, in the model's order"}),
     ],

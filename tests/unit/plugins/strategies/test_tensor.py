@@ -176,8 +176,8 @@ def problems_of(ranks: RankGroup, spec: StrategySpec, plans: Sequence[Mapping[st
     ("spec", "refused"),
     [
         (TENSOR, [
-            ({}, "has no plan by which its layers are divided"),
-            ({"blocks.*.upp": "colwise"}, "the plan names 'blocks.*.upp', and the model has no such module"),
+            ({}, "has no plan for dividing its layers"),
+            ({"blocks.*.upp": "colwise"}, "the plan names 'blocks.*.upp', but the model has no such module"),
             ({"head": "columns"}, "has 'columns' for 'head': expected one of colwise, colwise_rep"),
             ({"norm": "rowwise"}, "'rowwise' for 'norm', a LayerNorm"),
             ({"norm": ColwiseParallel()}, "the plan's style for 'norm': ColwiseParallel currently only support"),
@@ -223,7 +223,7 @@ def test_ranks_that_divide_layers_must_compute_everything_else_alike(four: Pair)
     assert [first for first, _ in others] == [problem] * 3
     without = {pattern: style for pattern, style in PLAN.items() if pattern != "blocks.*.each"}
     problem = four.run(problem_of_call, without, False)[0][0]
-    assert "the inputs of 'blocks.0.each'" in problem
+    assert "have different inputs of 'blocks.0.each'" in problem
     assert "must be 'replicated_with_grad_allreduce'" in problem
     assert four.run(problem_of_call, PLAN, False) == [("", "")] * 4
 
@@ -242,7 +242,7 @@ def divided_twice(ranks: RankGroup) -> tuple[bool, str]:
 def test_a_model_without_replicas_is_divided_once_and_not_wrapped_for_reductions(four: Pair) -> None:
     [(wrapped, problem), *_] = four.run(divided_twice)
     assert not wrapped
-    assert problem == ("the model is distributed already (Net): call run.parallelize() with the module itself")
+    assert problem == ("the model is already distributed (Net): call run.parallelize() with the module itself")
 
 
 # --- models of transformers -----------------------------------------------------------------------------------------

@@ -235,7 +235,7 @@ def test_journals_are_read_no_more_often_than_the_interval(tmp_path: Path, sim: 
 def test_a_run_that_is_gone_is_a_problem_that_is_reported_once(tmp_path: Path, sim: SimulatedRun) -> None:
     reports = Reports(tmp_path)
     [news] = reports.look(FollowedRun("9999999999", 9))
-    assert "there is no run 9999999999 any more" in news.problem
+    assert "run 9999999999 no longer exists" in news.problem
     assert reports.look() == []
     shutil.rmtree(tmp_path / "runs")
     (tmp_path / "runs").write_text("no directory")

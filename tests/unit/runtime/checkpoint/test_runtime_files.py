@@ -159,7 +159,7 @@ def test_a_changed_byte_is_found_by_its_hash_alone(checkpoints: Path) -> None:
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp has changed since it was written"):
         checkpoint_files.verify_files(path, manifest, NAMES)
     os.truncate(path / NAMES[0], 4)
-    with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 4 bytes, its manifest says 17"):
+    with pytest.raises(CheckpointError, match=r"__0_0\.distcp has 4 bytes, but its manifest says 17"):
         checkpoint_files.verify_files(path, manifest, NAMES, hashes=False)
     (path / NAMES[0]).unlink()
     with pytest.raises(CheckpointError, match=r"__0_0\.distcp is missing"):

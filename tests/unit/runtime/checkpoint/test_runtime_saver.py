@@ -199,7 +199,7 @@ def test_a_state_that_cannot_be_loaded_safely_or_pickled_is_refused_at_the_first
 
 @pytest.mark.parametrize("obj", [3, "text", object(), None])
 def test_an_object_without_a_state_is_refused_by_name(tmp_path: Path, obj: object) -> None:
-    with pytest.raises(TypeError, match=r"'thing' \(\w+\) has no state_dict\(\) and load_state_dict\(\)"):
+    with pytest.raises(TypeError, match=r"'thing' \(\w+\) cannot be saved: it has neither"):
         Attempt(tmp_path, alone(), {"thing": obj}, lease=False)
 
 
@@ -282,7 +282,7 @@ def test_what_does_not_fit_is_refused_with_figures(attempt: AttemptDir, monkeypa
     free(monkeypatch, attempt, SIZE // 2)
     with open_publisher(attempt, keep=KeepSpec(last=2)) as rank_0:
         refused = rank_0.no_room(20_000_000_000, nothing)
-    assert refused == f"it needs 20.00 GB, and 0.00 MB are free in {attempt.run.checkpoints}"
+    assert refused == f"it needs 20.00 GB, but only 0.00 MB are free in {attempt.run.checkpoints}"
     assert checkpoint_names(attempt) == ["step-2", "step-3"]
 
 

@@ -47,7 +47,7 @@ def test_a_save_that_a_full_disk_has_no_room_for_fails_and_the_next_one_works(sm
             free = os.statvfs(small_disk).f_bavail * os.statvfs(small_disk).f_frsize
             file.write(bytes(free - 50_000))
         [problem] = save_steps(attempt, module, 3)
-        assert re.match(r"it needs 0\.1\d MB, and 0\.0\d MB are free in ", problem)
+        assert re.match(r"it needs 0\.1\d MB, but only 0\.0\d MB are free in ", problem)
         assert listed(small_disk) == ["step-1", "step-2"]
         assert [event["step"] for event in attempt.events("save_failed")] == [3]
         ballast.unlink()

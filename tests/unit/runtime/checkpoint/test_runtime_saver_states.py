@@ -373,7 +373,10 @@ class Unusable:
         ({"a": 1}, "'obj' (dict) cannot be saved: it has neither"),
         (7, "'obj' (int) cannot be saved"),
         (Unusable(), "its attribute steps['done'][0] (function) is neither a tensor nor a plain value"),
-        (threading.Thread(), "'obj' (Thread) has no state_dict() and load_state_dict(), and its attribute"),
+        (
+            threading.Thread(),
+            "'obj' (Thread) cannot be saved: it has neither() and load_state_dict(), and its attribute",
+        ),
     ],
 )
 def test_what_has_no_state_that_can_be_saved_is_refused_when_it_is_registered(

@@ -79,7 +79,7 @@ def test_a_node_knows_which_it_is(
 
 
 def test_outside_a_job_there_is_no_node(tmp_path: Path) -> None:
-    with pytest.raises(LaunchError, match="runs only inside a job"):
+    with pytest.raises(LaunchError, match="only runs inside a job"):
         this_node(RunDir(tmp_path).submission(1))
 
 

@@ -120,7 +120,7 @@ def test_subclasses_share_no_private_name_with_torch_but_documented_extension_po
 @pytest.mark.parametrize("version", ["2.8.0+cu128", "2.0.1", "1.13.1"])
 def test_a_version_that_is_too_old_is_refused_with_the_oldest_that_is_not(version: str) -> None:
     with pytest.raises(
-        NotAvailable, match=rf"needs torch 2\.\d+ or newer, and torch {re.escape(version)} is installed"
+        NotAvailable, match=rf"needs torch 2\.\d+ or newer, but torch {re.escape(version)} is installed"
     ):
         torch_private.check_version(version)
 

@@ -121,7 +121,7 @@ def test_a_node_with_ranks_that_falls_silent_stops_the_others(clock: Clock) -> N
     request = first.stop_request()
     assert request is not None
     assert (request.cause, request.node, request.signal) == ("node_fail", 1, None)
-    assert request.why == f"node 1 has not been heard from for {NODE_SILENCE_S:.0f} s"
+    assert request.why == f"node 1 has not sent a heartbeat for {NODE_SILENCE_S:.0f} s"
 
 
 def test_a_spare_node_that_falls_silent_stops_nobody(clock: Clock) -> None:

@@ -188,7 +188,7 @@ async def test_a_participant_without_heartbeats_is_lost_and_one_with_heartbeats_
         with pytest.raises(PeerLost) as lost:
             await waiting
         assert (lost.value.node, lost.value.signal) == (1, None)
-        assert str(lost.value) == "it has not been heard of for 15 s"
+        assert str(lost.value) == "it has not sent a heartbeat for 15 s"
         channel.close()
         await participant.close()
 
@@ -207,7 +207,7 @@ async def test_node_0_without_heartbeats_is_lost(clock: Clock) -> None:
     clock.jump(connections.HEARTBEAT_TIMEOUT_S + 1)
     with pytest.raises(PeerLost) as lost:
         await waiting
-    assert (lost.value.node, str(lost.value)) == (0, "it has not been heard of for 15 s")
+    assert (lost.value.node, str(lost.value)) == (0, "it has not sent a heartbeat for 15 s")
     await participant.close()
     server.close()
 

@@ -221,8 +221,8 @@ def test_a_lost_node_is_called_by_the_host_name_that_slurm_gave_it(
     agent: Agents, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_STEP_NODELIST", "rack1-node[7-9]")
-    result = run_with_error(agent, monkeypatch, PeerLost(2, "it has not been heard of for 15 s"), executor="slurm")
-    assert result.reason == "rack1-node9 is gone: it has not been heard of for 15 s"
+    result = run_with_error(agent, monkeypatch, PeerLost(2, "it has not sent a heartbeat for 15 s"), executor="slurm")
+    assert result.reason == "rack1-node9 is gone: it has not sent a heartbeat for 15 s"
 
 
 def test_nodes_of_components_are_called_by_their_names_in_the_order_of_the_components(
@@ -232,8 +232,8 @@ def test_nodes_of_components_are_called_by_their_names_in_the_order_of_the_compo
     monkeypatch.setenv("SLURM_STEP_NODELIST", "rack1-node[7-9]")
     monkeypatch.setenv("SLURM_JOB_NODELIST_HET_GROUP_0", "rack1-node9")
     monkeypatch.setenv("SLURM_JOB_NODELIST_HET_GROUP_1", "rack1-node[7-8]")
-    result = run_with_error(agent, monkeypatch, PeerLost(2, "it has not been heard of for 15 s"), executor="slurm")
-    assert result.reason == "rack1-node8 is gone: it has not been heard of for 15 s"
+    result = run_with_error(agent, monkeypatch, PeerLost(2, "it has not sent a heartbeat for 15 s"), executor="slurm")
+    assert result.reason == "rack1-node8 is gone: it has not sent a heartbeat for 15 s"
 
 
 def test_a_node_that_was_stopped_stops_this_one_with_the_same_signal(

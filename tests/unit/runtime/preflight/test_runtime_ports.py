@@ -155,9 +155,7 @@ def test_a_port_in_use_is_skipped(free_ports: list[int]) -> None:
 
 def test_it_is_an_error_if_there_is_no_port_to_try(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ports, "usable_ports", lambda *_: [])
-    with pytest.raises(
-        LaunchError, match=r"cannot listen on 10\.0\.0\.1: there is no port to try \(no port is outside"
-    ):
+    with pytest.raises(LaunchError, match=r"cannot listen on 10\.0\.0\.1: there is no port to try \(every port is"):
         listen_on_job_port("10.0.0.1", "1", 0)
 
 

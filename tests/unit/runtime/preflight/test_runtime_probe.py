@@ -112,7 +112,7 @@ def test_an_answer_of_another_node_is_a_problem() -> None:
         async with answering_probers(3) as (probers, ports):
             return await probers[0].probe(TWO, {1: ports[2]}, [1], LONG_S)
 
-    assert reason_of(asyncio.run(scenario())) == "at 127.2.0.2 node 2 answers"
+    assert reason_of(asyncio.run(scenario())) == "node 2 answers at 127.2.0.2"
 
 
 def test_an_agent_of_another_attempt_is_a_problem() -> None:

@@ -142,7 +142,7 @@ def evaluated_with_stand_ins(ranks: RankGroup) -> tuple[float, str]:
 def test_samples_that_do_not_count_are_left_out_and_no_samples_are_refused(four: Pair) -> None:
     for mean, problem in four.run(evaluated_with_stand_ins):
         assert mean == (0 + 0 + 1 + 2) / 4
-        assert "run.evaluate() takes batches" in problem
+        assert "run.evaluate() needs batches" in problem
 
 
 @pytest.mark.parametrize("schedule", ["1f1b", "interleaved1f1b"])

@@ -146,7 +146,7 @@ def test_a_state_of_another_dataset_is_refused_in_the_middle_of_an_epoch_and_beg
     _, state = trained(1, 2)
     with pytest.raises(CheckpointError, match=r"consumed 8 of 23 samples .*, but now it has 24 .* same dataset"):
         trained(1, 1, state, dataset=Indices(24))
-    with pytest.raises(CheckpointError, match="with shuffle=False now"):
+    with pytest.raises(CheckpointError, match="now it has 23 with shuffle=False"):
         trained(1, 1, state, shuffle=False)
     _, end = trained(1, 6)
     assert trained(1, 6, end, dataset=Indices(24))[1]["0"] == {**end["0"], "epoch": 1, "consumed": 24, "samples": 24}

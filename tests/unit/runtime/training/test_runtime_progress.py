@@ -83,7 +83,7 @@ def test_steps_metrics_and_the_end_are_recorded(rank: OneRank) -> None:
 
 @pytest.mark.parametrize("step", [-1, 1.5, True, "3", None])
 def test_what_is_no_number_of_steps_is_refused(rank: OneRank, step: Any) -> None:
-    with pytest.raises(ValueError, match="takes whole numbers of steps, not"):
+    with pytest.raises(ValueError, match="needs a whole number of steps, not"):
         slurmtrain.progress(step)
     with pytest.raises(TypeError, match="'words' must be one number, not str"):
         slurmtrain.log(words="many")
@@ -137,7 +137,7 @@ def test_a_session_and_a_loop_in_one_process_are_refused(rank: OneRank) -> None:
     from slurmtrain.runtime.job.signals import StopFlag
 
     StopFlag().install()
-    with pytest.raises(RuntimeError, match=r"has a slurmtrain.session\(\): use run.steps\(\)"):
+    with pytest.raises(RuntimeError, match=r"has a slurmtrain.session\(\): use its run.steps\(\)"):
         slurmtrain.progress(0)
 
 
@@ -186,7 +186,7 @@ def test_a_pause_is_shown_and_is_none_of_a_step(rank: OneRank, monkeypatch: pyte
     now[0] += 2
     slurmtrain.progress(2)
     assert rank.beat.step_s == 2
-    with pytest.raises(ValueError, match="takes a positive limit, not 0:00:00"):
+    with pytest.raises(ValueError, match="needs a positive limit, not 0:00:00"):
         slurmtrain.pause(limit=timedelta())
 
 
@@ -338,7 +338,7 @@ def test_the_round_is_that_of_the_agent_and_not_the_count_of_a_launcher(
 
 def test_a_rank_that_its_launcher_has_restarted_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     set_variables(monkeypatch, **NODE, RANK="3", TORCHELASTIC_RESTART_COUNT="1")
-    with pytest.raises(LaunchError, match="restarted this rank by itself"):
+    with pytest.raises(LaunchError, match="restarted this rank itself"):
         this_ranked_worker()
     # With ranks of slurmtrain's own this is the number of the round.
     monkeypatch.setenv("SLURMTRAIN_LAUNCHER", "ranks")
@@ -349,7 +349,7 @@ def test_a_process_that_cannot_know_its_rank_is_refused_unless_it_is_the_only_on
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     set_variables(monkeypatch, **NODE)
-    with pytest.raises(LaunchError, match="not known which rank this process is: with 'launcher: node'"):
+    with pytest.raises(LaunchError, match="does not know its rank: with 'launcher: node'"):
         this_ranked_worker()
     set_variables(monkeypatch, SLURMTRAIN_WORLD_SIZE="1", SLURMTRAIN_FIRST_RANK="0")
     assert (this_ranked_worker().rank, this_ranked_worker().launched) == (0, False)

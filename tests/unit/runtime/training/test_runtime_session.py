@@ -313,7 +313,7 @@ def test_what_is_no_number_of_steps_no_metric_or_has_no_state_is_refused_by_name
                 list(session.steps(total))  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="'words' must be one number, not str"):
             session.log(words="many")
-        with pytest.raises(TypeError, match=r"'words' \(str\) has no state_dict"):
+        with pytest.raises(TypeError, match=r"'words' \(str\) cannot be saved: it has neither"):
             session.checkpoint(words="many")  # type: ignore[arg-type]
 
 

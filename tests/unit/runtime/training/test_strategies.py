@@ -234,14 +234,14 @@ def problem_of(ranks: RankGroup, spec: StrategySpec, nodes: list[int], optimizer
 @pytest.mark.parametrize(
     ("spec", "nodes", "optimizer_first", "problem"),
     [
-        (StrategySpec(name="fsdp", wrap=("Blok",)), [0] * 4, False, "no module of such a class; did you mean 'Block'?"),
+        (StrategySpec(name="fsdp", wrap=("Blok",)), [0] * 4, False, "no module of that class; did you mean 'Block'?"),
         (StrategySpec(name="fsdp", wrap=("ModuleList",)), [0] * 4, False, "name its elements"),
         (StrategySpec(name="hsdp"), [0, 0, 0, 3], False, "there are 3 on node 0, 1 on node 3"),
         (StrategySpec(hook="hierarchical"), [0, 0, 0, 3], False,
          "'hook: hierarchical' needs the same number of processes on each node"),
         (StrategySpec(name="fsdp"), [0] * 4, True, "'optimizer' was made before run.parallelize(model)"),
         (StrategySpec(name="ddp"), [0] * 4, True, ""),
-        (StrategySpec(name="dp"), [0] * 4, False, "'strategy: dp' is a single process, and there are 4"),
+        (StrategySpec(name="dp"), [0] * 4, False, "'strategy: dp' is a single process, but there are 4"),
     ],
     ids=["name", "list", "hsdp", "hierarchical", "optimizer", "ddp", "dp"],
 )  # fmt: skip

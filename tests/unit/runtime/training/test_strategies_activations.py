@@ -151,7 +151,7 @@ def test_names_and_classes_of_modules_stay_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("make", "spec", "message"),
     [
-        (Net, ActivationCheckpointing(wrap=("Blok",)), "no module of such a class; did you mean 'Block'?"),
+        (Net, ActivationCheckpointing(wrap=("Blok",)), "no module of that class; did you mean 'Block'?"),
         (Net, ActivationCheckpointing(save=("matmull",)), "torch has no such operator"),
         (lambda: nn.Sequential(nn.Linear(2, 2)), ActivationCheckpointing(), "consists of modules: name classes"),
     ],

@@ -86,7 +86,7 @@ def test_the_kernel_fills_the_structure_as_it_is_laid_out() -> None:
 # --- what services print ----------------------------------------------------------------------------------------
 
 
-ITSELF, NOBODY = "follows no source but this clock itself", "follows no source"
+ITSELF, NOBODY = "follows only this clock itself", "follows no source"
 
 
 @pytest.mark.parametrize(

@@ -399,7 +399,7 @@ def test_a_name_of_slurmtrains_own_is_refused_with_the_package(install: Install)
     points, facts, clashes = find_plugins({}, OWN_PLUGINS)
     assert points.keys() == {"licence"}
     assert facts == {}
-    assert clashes == "the entry point 'disk' of site-checks has the name of a check of slurmtrain's own"
+    assert clashes == "the entry point 'disk' of site-checks has the name of a built-in check; rename it"
 
 
 def test_one_name_in_two_packages_is_refused_with_both(install: Install) -> None:

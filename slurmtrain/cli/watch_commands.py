@@ -124,7 +124,7 @@ def cancel_command(
 ) -> int:
     """Cancel each RUN: let it save and exit, and kill processes that do not exit.
 
-    A RUN may be a sweep, or a pattern such as 'cnn-*', and means those of its runs that have not ended. On a terminal it
+    A RUN may be a sweep, or a pattern such as 'cnn-*', and means its runs that have not ended. On a terminal it
     asks before one word or --all cancels several. It works from any terminal of the machine; for Slurm jobs, from any
     machine of the cluster.
     """

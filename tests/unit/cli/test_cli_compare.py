@@ -156,5 +156,5 @@ def test_what_failed_is_ranked_behind_what_completed_or_runs_unless_a_condition_
     code, _, err = call(root.root.path, capsys, "compare", "cnn", "--where", "params.lr > 9")
     assert (code, err.splitlines()[-1]) == (
         2,
-        "error: a comparison takes at least two runs, and no run meets the conditions",
+        "error: a comparison needs at least two runs, and no run meets the conditions",
     )

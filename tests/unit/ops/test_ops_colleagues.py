@@ -185,5 +185,5 @@ def test_the_id_of_a_run_of_somebody_else_is_said_to_be_theirs_by_commands_of_al
     team.add_run(team.bob, "6aaaaaaaaa", "mine")
     for command in (("show",), ("logs",), ("status",), ("compare",), ("cancel",), ("resume",), ("delete", "-y")):
         refused = team.slurmtrain(team.bob, *command, RUN_ID)
-        whose = f"error: there is no run '{RUN_ID}' of yours: it is a run of {team.alice.uid}'s"
+        whose = f"error: run '{RUN_ID}' is not yours: it belongs to {team.alice.uid}"
         assert (refused.returncode, refused.stderr.splitlines()[-1]) == (2, whose), command

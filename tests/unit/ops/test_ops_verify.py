@@ -49,7 +49,7 @@ def test_all_bad_files_are_reported(workspace: Workspace, training: RunDir) -> N
     (training.checkpoints / "step-20" / FILES[1]).unlink()
     [checked] = verify(workspace, training.id, step=20).checked
     assert checked.reason is not None
-    assert "bytes, its manifest says" in checked.reason
+    assert "bytes, but its manifest says" in checked.reason
     assert f"{FILES[1]} is missing" in checked.reason
 
 

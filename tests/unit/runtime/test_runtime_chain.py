@@ -124,7 +124,7 @@ def test_what_a_run_began_with_is_kept(run: RunDir, tmp_path: Path, monkeypatch:
     assert upstreams.read_facts(run) == {"${run.pretrain.step}": 40}
     assert upstreams.read_facts(RunDir(tmp_path / "none")) == {}
     run.upstreams.write_text('{"upstreams": 5}')
-    with pytest.raises(PathError, match="is not what slurmtrain wrote there"):
+    with pytest.raises(PathError, match="has changed since slurmtrain wrote it"):
         upstreams.read_upstreams(run)
 
 

@@ -369,7 +369,7 @@ def test_a_missing_or_damaged_snapshot_is_named_with_the_cure(repo: Path) -> Non
     for damage in damages:
         stored.contents.write_bytes(damage)
         with pytest.raises(
-            SlurmtrainError, match=r"the snapshot .* is damaged .*; 'slurmtrain resume --code now' takes"
+            SlurmtrainError, match=r"the snapshot .* is damaged .*; 'slurmtrain resume --code now' uses"
         ):
             make_tree(run, snapshot)
     stored.manifest.write_text("{}")
@@ -398,7 +398,7 @@ def test_editable_installs_of_the_repository_are_preceded_or_named(repo: Path, t
     editable = find_editable(tmp_path / "env/bin/python", repo)
     assert editable.import_roots == ["lib", "src"]
     [note] = editable.notes
-    assert note.startswith("the snapshot does not hold for the package meson_pkg: its editable install precedes")
+    assert note.startswith("the snapshot does not cover the package meson_pkg: its editable install comes first")
 
 
 def test_this_environment_can_be_read() -> None:

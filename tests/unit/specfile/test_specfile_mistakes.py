@@ -63,7 +63,9 @@ def test_a_line_that_is_not_yaml_is_told_as_one_that_is_accepted(
     key = proposed.partition(" ")[0]
     lines = text.split("\n")
     [number] = [number for number, line in enumerate(lines) if line.strip().startswith(key)]
-    indent = "" if "as the line above" in message else "  " * ("\t" in lines[number] or lines[number].startswith("  "))
+    indent = (
+        "" if "like the line above" in message else "  " * ("\t" in lines[number] or lines[number].startswith("  "))
+    )
     load("\n".join([*lines[:number], indent + proposed, *lines[number + 1 :]]))
 
 

@@ -134,7 +134,7 @@ def test_commands_say_which_runs_have_copies_of_the_checkpoints_that_they_list_o
 
 def test_no_run_goes_back_to_a_damaged_checkpoint(workspace: Workspace, parent: RunDir) -> None:
     cut(parent.checkpoints / "step-20" / "__0_0.distcp")
-    with pytest.raises(NoCheckpoint, match=r"cannot continue from step 20: .* bytes, its manifest says"):
+    with pytest.raises(NoCheckpoint, match=r"cannot continue from step 20: .* bytes, but its manifest says"):
         resume(workspace, parent.id, step=20)
     assert sorted(path.name for path in parent.checkpoints.iterdir()) == ["step-10", "step-20", "step-30", "step-40"]
 
@@ -156,7 +156,7 @@ def test_a_damaged_checkpoint_and_one_that_is_pruned_meanwhile_leave_nothing(
     workspace: Workspace, spec: Path, parent: RunDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cut(parent.checkpoints / "step-40" / "__0_0.distcp")
-    with pytest.raises(NoCheckpoint, match=r"step-40: .* bytes, its manifest says"):
+    with pytest.raises(NoCheckpoint, match=r"step-40: .* bytes, but its manifest says"):
         submitted(workspace, spec, parent.id)
     link = os.link
 

@@ -322,7 +322,7 @@ Patterns = Annotated[tuple[str, ...], Items(text("pattern"), "list of patterns")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CodeSpec:
-    """Which code a run executes. `code: none` is short for `code: {mode: none}`."""
+    """Which code a run uses. `code: none` is short for `code: {mode: none}`."""
 
     SHORTHAND: ClassVar = "mode"
     mode: Annotated[str, choice(SNAPSHOT, NONE)] = SNAPSHOT

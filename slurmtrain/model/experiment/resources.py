@@ -172,7 +172,7 @@ def _check_option(name: object) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComponentSpec:
-    """Nodes of one kind. A key that a component leaves out has its value in `resources`, or in `slurm`."""
+    """Nodes of one kind. If a component leaves a key out, the value in `resources` or `slurm` applies."""
 
     expand = staticmethod(_divide_gpus)
     nodes: Annotated[int, kinds.Scalar("whole number of at least 1", read_node_count), kinds.REQUIRED] = 1

@@ -65,7 +65,7 @@ class ClockCheck(SimpleCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NetworkCheck(SimpleCheck):
-    """The test that nodes reach each other over the network that training will use."""
+    """Whether nodes reach each other over the network that training will use."""
 
     timeout_s: Annotated[float, kinds.finite_number(0.1)] = 2
     """Seconds that the test of a connection may take."""
@@ -82,7 +82,7 @@ class DnsCheck(AdvisoryCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedCheck(SimpleCheck):
-    """Whether all nodes see a file that one of them has written to the run directory."""
+    """Whether all nodes see a file that one of them writes to the run directory."""
 
     timeout_s: Annotated[float, kinds.finite_number(0.1)] = 10
     """Seconds within which every node must see the file."""
@@ -125,7 +125,7 @@ class LimitsCheck(AdvisoryCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuCheck(SimpleCheck):
-    """GPUs: as many as were requested, without uncorrected memory errors, unused, and able to multiply."""
+    """Whether there are as many GPUs as requested, unused, without uncorrected memory errors, and able to multiply."""
 
     # A CUDA context alone takes some hundred MB; more than this belongs to another process.
     max_used_mb: kinds.Count = 2048
@@ -154,7 +154,7 @@ class BandwidthCheck(SimpleCheck):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreflightSpec:
-    """Checks of the nodes before training starts. Each takes just a level (`dns: off`) or a mapping."""
+    """How nodes are checked before training starts. Write a level alone (`dns: off`), or a mapping."""
 
     exclude: bool = True
     """Whether to start again without nodes that failed a check; Slurm then allocates others."""
@@ -215,7 +215,7 @@ def _factor(*, whole: bool = False) -> kinds.Scalar:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OomSpec:
-    """What a run gets that ran out of memory: more of it, or smaller parts of its batch."""
+    """What to change when a run ran out of memory: give it more, or divide its batch into smaller parts."""
 
     mem: Annotated[float, _factor()] = 2.0
     """When a node ran out of memory: start the run again with this multiple of its `resources.mem`, on a cluster in a
@@ -266,7 +266,7 @@ EXIT_ZERO = ("auto", "completed")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RequeueSpec:
-    """What happens to an interrupted run. Preemptions and, while it makes progress, time limits use up no budget."""
+    """What happens when a run is interrupted. Preemptions, and time limits with progress, do not count."""
 
     enabled: bool = True
     """Whether an interrupted run is restarted automatically."""
@@ -402,7 +402,7 @@ _check_file = kinds.matching(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptMetricsSpec:
-    """The metrics of a script that does not call slurmtrain: in the log of rank 0, or in a file that grows."""
+    """Where to read the metrics of a script that does not call slurmtrain: rank 0's log, or a file that grows."""
 
     pattern: Annotated[str, kinds.text("regular expression", compile_pattern)] | None = None
     r"""A regular expression that is searched for in each line of rank 0's log, with a named group for each metric, such
@@ -454,7 +454,7 @@ class ScriptMetricsSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MlflowSpec:
-    """Mirroring metrics to MLflow."""
+    """Sending metrics to MLflow."""
 
     enabled: bool = True
     """Whether `sync` mirrors this run to MLflow."""

@@ -79,7 +79,7 @@ class Spec:
     the name, `%j` the job's id, `%A_%a` an element of an array, `%u` the user, `%N` the first node. The logs themselves
     stay in the run directory. null: no link."""
     code: CodeSpec = CodeSpec()
-    """Which code the run executes, also after a requeue."""
+    """Which code the run uses, also after a requeue."""
     after: Annotated[tuple[str, ...], DEPENDENCIES] = ()
     """Runs that must have completed before this one starts, by name or id, or by the id of a sweep for all its runs. A
     name means the spec of that name in the same `submit`, else the newest submission of that name. `afterany:NAME`:

@@ -79,7 +79,7 @@ class MixedPrecisionKind:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActivationCheckpointing:
-    """Modules whose activations are not kept for the backward pass, which computes them again."""
+    """Modules whose activations the backward pass recomputes, so that they need not be kept."""
 
     @staticmethod
     def expand(value: object) -> object:

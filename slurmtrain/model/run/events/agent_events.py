@@ -52,12 +52,12 @@ class WaitingForRun(Payload):
 
 @payload("waiting_for_slot")
 class WaitingForSlot(Payload):
-    """A run on this machine waits for its turn: as many of its sweep run as may at once, or there are too few GPUs."""
+    """A run on this machine waits for its turn: enough runs of its sweep run, or too few GPUs are free."""
 
     count: int = 1
-    """How many runs of its sweep may run at once; 0: it is of none."""
+    """How many runs of its sweep may run at once; 0: it belongs to no sweep."""
     gpus: int = 0
-    """How many GPUs it needs, which it shares with no other run."""
+    """How many GPUs it needs for itself."""
 
 
 @payload("code")
@@ -72,7 +72,7 @@ class CodePrepared(Payload):
 
 @payload("environment")
 class EnvironmentNoted(Payload):
-    """What the attempt has on this node: software, machine, variables."""
+    """The environment of the attempt on this node: software, machine, variables."""
 
     node: int = 0
     """The node's number."""
@@ -86,7 +86,7 @@ class EnvironmentNoted(Payload):
     variables: Mapping[str, str] = field(default_factory=dict)
     """The ranks' environment variables for training libraries, such as ``NCCL_*``, without secrets."""
     interpreter: str = ""
-    """What ``python`` in the command is, if the lines of setup have changed that."""
+    """The interpreter that ``python`` in the command means, if the lines of setup changed it."""
 
 
 @payload("election")
@@ -161,7 +161,8 @@ class WorkersStarted(Payload):
     """By rank: ``host``, ``boot``, ``pid``, ``start``. If the run's command starts the ranks itself: by the number of
     the node among the training nodes."""
     ranks_each: int = 1
-    """How many ranks each process stands for: all ranks of its node if the run's command starts the ranks itself."""
+    """The number of ranks that each process stands for: all ranks of its node if the run's command starts the ranks
+    itself."""
     first_rank: int | None = None
     """The first of the ranks that the process stands for, if the run's command starts them itself."""
     cpus: Mapping[str, str] = field(default_factory=dict)
@@ -173,7 +174,7 @@ class WorkersStarted(Payload):
 # Slurm may start a job again after its final end (runtime/agent/finish.py): such a start is no attempt.
 @payload("surplus")
 class SurplusStart(Payload):
-    """The agent was started although the run is over, so it does nothing."""
+    """The agent started although the run has ended, so it does nothing."""
 
     why: str = ""
     """Why the run is over."""
@@ -182,7 +183,7 @@ class SurplusStart(Payload):
 # Agents that obey a stop exit with 0: after this event, COMPLETED in Slurm does not mean that the run is completed.
 @payload("stopping")
 class RanksStopping(Payload):
-    """The ranks of this node are told to stop, or are killed."""
+    """The ranks of this node are asked to stop, or are killed."""
 
     cause: str = ""
     """The cause, such as ``preempted`` or ``hang``."""
@@ -207,12 +208,12 @@ class LeftoversKilled(Payload):
     killed: Sequence[str] = ()
     """Their names and process ids."""
     remaining: Sequence[str] = ()
-    """Processes that could not be killed, because they wait for the kernel."""
+    """Processes that could not be killed, because they are waiting in the kernel."""
 
 
 @payload("helper")
 class HelperFailed(Payload):
-    """What a node runs beside its ranks has failed, or a sidecar has ended by itself; the run goes on."""
+    """A command that a node runs beside its ranks failed, or a sidecar ended by itself; the run continues."""
 
     node: int = 0
     """The node's number."""
@@ -262,7 +263,7 @@ class RanksPaused(Payload):
 
 @payload("resumed")
 class RanksResumed(Payload):
-    """Node 0: the script goes on after a pause."""
+    """Node 0: the script continues after a pause."""
 
     seconds: float | None = None
     """How long the pause was."""
@@ -288,10 +289,10 @@ class StragglerDetected(Payload):
 
 @payload("ranks_apart")
 class RanksApart(Payload):
-    """Node 0 or rank 0: ranks that train have no connection or exchange no gradients, or the run lacks some."""
+    """Node 0 or rank 0: ranks train without a connection or without exchanging gradients, or some ranks are missing."""
 
     why: str = ""
-    """Which, and what to do about it; empty: they train together now."""
+    """Which ranks, and what to do about it; empty: they train together now."""
 
 
 @payload("restart")
@@ -312,7 +313,7 @@ class RanksRestarted(Payload):
     lost: Sequence[int] = ()
     """Nodes that are gone for good."""
     joined: Sequence[int] | None = field(default=None, metadata=OMIT_NONE)
-    """Nodes of another job that have joined; None: none has."""
+    """Nodes of another job that have joined; None: none."""
     reached: int | None = None
     """The last step that the previous round finished."""
     # None where nodes have joined or left: that is no end that counts against the run.
@@ -325,7 +326,7 @@ class NodesRequested(Payload):
     """Node 0: a second job was submitted, for nodes that the run could use in addition to its present ones."""
 
     job_id: str | None = None
-    """That job; None: Slurm has refused it."""
+    """The id of the job; None: Slurm refused it."""
     nodes: int = 0
     """How many nodes it is for, at most."""
     problem: str | None = field(default=None, metadata=OMIT_NONE)
@@ -346,7 +347,7 @@ class NodesJoined(Payload):
 
 @payload("nodes_left")
 class NodesLeft(Payload):
-    """Node 0: nodes of another job take no part any more, and the ranks start again on the others."""
+    """Node 0: nodes of another job have left the attempt, and the ranks start again on the others."""
 
     job_id: str = ""
     """Their job."""
@@ -369,7 +370,7 @@ class CommandCompleted(Payload):
 # Journaled afterwards, since nothing of the job runs meanwhile; accounting.py counts the time as queueing.
 @payload("suspended")
 class JobSuspended(Payload):
-    """Node 0: all processes of the job were stopped for a while, as by ``scontrol suspend``, and go on now."""
+    """Node 0: all processes of the job were stopped for a while, as by ``scontrol suspend``, and now continue."""
 
     since: float = 0.0
     """When they were stopped, in seconds since 1970, to about a second."""
@@ -377,7 +378,7 @@ class JobSuspended(Payload):
 
 @payload("kept")
 class NodesKept(Payload):
-    """Node 0: the attempt has failed, and its job keeps its nodes for a while, so that a person can look at them."""
+    """Node 0: the attempt has failed, and its job keeps its nodes for a while, so that a person can inspect them."""
 
     until: float = 0.0
     """When it lets them go, in seconds since 1970."""

@@ -30,7 +30,7 @@ class RunCreated(Payload):
     params: Mapping[str, Any] = field(default_factory=dict)
     """The spec's ``params``."""
     written: Sequence[Sequence[str]] | None = field(default=None, metadata=OMIT_NONE)
-    """How numbers in ``params`` were written where Python writes them in another way: each its keys, then the text."""
+    """Numbers in ``params`` that Python would write differently: for each its keys, then its text in the spec."""
     command: str | None = None
     """The spec's ``command``."""
     resources: Mapping[str, Any] = field(default_factory=dict)
@@ -42,15 +42,15 @@ class RunCreated(Payload):
     varies: Mapping[str, Any] = field(default_factory=dict)
     """Its values of the keys of the spec that its sweep varies."""
     parallel: int | None = field(default=None, metadata=OMIT_NONE)
-    """How many runs of its sweep may run at once; None: its spec does not say."""
+    """How many runs of its sweep may run at once; None: no limit in its spec."""
     pack: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """How runs of its sweep share jobs: ``runs``, how many share one, and ``share_gpu``, whether they share GPUs."""
     trial: int | None = field(default=None, metadata=OMIT_NONE)
-    """Its number among the runs of its search, counted from 0; None: it is none of a search."""
+    """Its number among the runs of its search, counted from 0; None: it belongs to no search."""
     search: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """What its search is for: ``metric``, ``mode`` (``min`` or ``max``) and ``trials``, how many runs there will be."""
     spec_file: str | None = None
-    """The path of the spec file, absolute; None if there was none, or it is unknown."""
+    """The absolute path of the spec file; None if there was none, or it is unknown."""
     parents: Sequence[ParentRecord] | None = field(default=None, metadata=OMIT_NONE)
     """The runs that it comes from; None: there are none."""
 
@@ -75,7 +75,7 @@ class Submitting(Payload):
     overrides: Sequence[str] = ()
     """What this submission changes in the spec, each ``key=value``."""
     from_start: bool = False
-    """Whether it is to train from step 0 even if there are checkpoints."""
+    """Whether to train from step 0 even if there are checkpoints."""
     by: str = "submit"
     """The command: ``submit``, ``resume``, ``sync``."""
     # Commands decide by this whether to start the run again, and need not read its plan for that.
@@ -90,7 +90,8 @@ class Submitting(Payload):
     partition: str | None = field(default=None, metadata=OMIT_NONE)
     """The partition that it is submitted to."""
     inherited: Mapping[str, str] | None = field(default=None, metadata=OMIT_NONE)
-    """The variables of the submitting shell that count beside the spec: where the job goes, what decides on ranks."""
+    """The variables of the submitting shell that count beside the spec: they decide where the job goes, or affect
+    ranks."""
     pack: Mapping[str, Any] | None = field(default=None, metadata=OMIT_NONE)
     """How its job is shared: ``runs``, how many share it, and ``share_gpu``, whether they share its GPUs too."""
     # From here on, keys are restated only where overrides may have changed them: fold._newest_settings().
@@ -122,7 +123,7 @@ class Submitted(Payload):
 
 @payload("unstarted")
 class Unstarted(Payload):
-    """The submission failed: nothing runs, or will."""
+    """The submission failed, so nothing will run."""
 
     submission: int = 0
     """Which submission."""
@@ -143,7 +144,7 @@ class CancelRequested(Payload):
 
 @payload("upstream_failed")
 class UpstreamFailed(Payload):
-    """A run that this one starts after will not complete: its waiting job is ended."""
+    """A run that this one starts after will not complete, so the waiting job of this one was ended."""
 
     job_id: str | None = field(default=None, metadata=OMIT_NONE)
     """The job."""
@@ -164,7 +165,7 @@ class JobObserved(Payload):
     source: str = ""
     """The source: ``squeue``, ``sacct``, or ``host`` for the machine itself."""
     state: str | None = field(default=None, metadata=OMIT_NONE)
-    """Slurm's state; ``ABSENT``: the job is unknown; ``gone``: and has not shown up again in time."""
+    """Slurm's state; ``ABSENT``: the job is unknown; ``gone``: it has been unknown for too long."""
     reason: str | None = field(default=None, metadata=OMIT_NONE)
     """The reason according to Slurm or the job's log."""
     nodes: str | None = field(default=None, metadata=OMIT_NONE)
@@ -189,7 +190,7 @@ class JobObserved(Payload):
 
 @payload("replaced")
 class JobReplaced(Payload):
-    """A job that Slurm holds indefinitely is ended, to submit another one."""
+    """A job that Slurm holds indefinitely was ended, to submit another one."""
 
     job_id: str
     """The job."""
@@ -233,7 +234,7 @@ class TagsChanged(Payload):
 
 @payload("note")
 class NoteWritten(Payload):
-    """A person wrote a note on the run, which replaces the one before."""
+    """A person wrote a note on the run; it replaces the previous one."""
 
     text: str = ""
     """The note; empty: none from now on."""
@@ -243,7 +244,7 @@ class NoteWritten(Payload):
 
 @payload("archived")
 class RunArchived(Payload):
-    """A person archived the run, so that lists leave it out, or undid that."""
+    """A person archived the run, so that lists leave it out, or listed it again."""
 
     archived: bool = True
     """Whether it is archived from now on."""
@@ -278,4 +279,4 @@ class NodeForgiven(Payload):
     """Who: ``user@host``."""
     # Each by name, and not all up to some time: the clocks of two machines may differ.
     findings: Sequence[Sequence[str]] = ()
-    """What is forgiven: for each finding, the run's id and the name of the attempt's directory."""
+    """The forgiven findings: for each, the run's id and the name of the attempt's directory."""

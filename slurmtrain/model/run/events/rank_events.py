@@ -43,7 +43,7 @@ class TrainingStarted(Payload):
 
 @payload("shares")
 class SharesChosen(Payload):
-    """The ranks divide batches by their speeds from now on, or have found that they already do."""
+    """The ranks divide batches by their speeds from now on, or found that they already do."""
 
     step: int | None = None
     """Finished steps."""
@@ -64,7 +64,7 @@ class SharesChosen(Payload):
 
 @payload("hardware")
 class HardwareCompared(Payload):
-    """The ranks have told each other what hardware they compute on, since that decides how they compute."""
+    """The ranks have told each other their hardware, because it decides how they compute."""
 
     names: Sequence[str] = ()
     """The name of each rank's GPU, or ``CPU``, by rank."""
@@ -96,7 +96,7 @@ class TrainingCompleted(Payload):
 # The registry does not keep it: ops/query/performance.py reads it from the journals of ranks.
 @payload("measured")
 class RankMeasured(Payload):
-    """What the rank has needed since it was started, as its work is done or it stops."""
+    """The resources that the rank has used since its start, recorded when its work is done or it stops."""
 
     steps: int | None = field(default=None, metadata=OMIT_NONE)
     """How many steps it has finished since then; None: unknown."""
@@ -122,7 +122,7 @@ class ExceptionRaised(Payload):
 
 @payload("script_steps")
 class ScriptProgressed(Payload):
-    """How far the script has come by its output: the first step of a round, and the last one."""
+    """The progress of the script according to its output: the first step of a round, and the last one."""
 
     step: int | None = field(default=None, metadata=OMIT_NONE)
     """The step before the first one that was read, which the ranks have resumed from, as far as is known."""
@@ -135,7 +135,7 @@ class ScriptProgressed(Payload):
 
 @payload("script_unread")
 class ScriptUnread(Payload):
-    """No metrics are read from the script's output any more."""
+    """Metrics are no longer read from the script's output."""
 
     why: str = ""
     """Why, as a sentence without a full stop."""

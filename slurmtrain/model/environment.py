@@ -112,7 +112,7 @@ def changes_in_words(changes: Changes) -> str:
     texts = []
     for name, (earlier, later) in changes.items():
         text = f"{name} {earlier} -> {later}" if earlier is not None else f"{name} {later} (new)"
-        texts.append(text if later is not None else f"no {name} any more (was {earlier})")
+        texts.append(text if later is not None else f"{name} removed (was {earlier})")
     return name_some(texts, _MAX_CHANGES)
 
 

@@ -91,7 +91,7 @@ def remembering(value: Any, rows: object) -> Any:
     if not rows:
         return value
     if not isinstance(rows, Sequence) or isinstance(rows, str):
-        raise ValueError("what says how numbers were written is no list")
+        raise ValueError("the record of how numbers were written is not a list")
     texts = {}
     for row in rows:
         # It comes from a file, a plan or a journal, where anything may stand.

@@ -112,7 +112,9 @@ def resume(
         _check_resumable(workspace, run, step, changes=bool(overrides) or from_start)
         attempt = _next_attempt(workspace, held, run, overrides, time.monotonic() + _EXIT_S)
         attempt = replace(attempt, from_start=from_start)
-        notes = [f"run {run_id} has no checkpoint: it begins again"] * _check_next(workspace, run, attempt, locks)
+        notes = [f"run {run_id} has no checkpoint, so it starts from the beginning"] * _check_next(
+            workspace, run, attempt, locks
+        )
         if code_of_now:
             newer, more = with_code_of_now(workspace, directory, attempt.plan)
             notes += more
@@ -401,7 +403,7 @@ class _Restarts:
         for each in held:
             run = runs.get(each.id)
             if run is None or run.unreadable or not run.ended or run.deleted_at is not None:
-                self.notes.append(f"run {each.id} is not one to resume any more; left as it is")
+                self.notes.append(f"run {each.id} was left alone, because it can no longer be resumed")
                 continue
             if problem := upstream_problem(workspace, each.directory):
                 self.notes.append(f"run {each.id} cannot start: {problem}; left as it is")
@@ -418,7 +420,7 @@ class _Restarts:
         attempts = self._startable(attempts)
         check_trackers(each.plan for each in attempts)
         if fresh:
-            self.notes.append(f"{len(fresh)} without a checkpoint begin again: {_first_of(fresh)}")
+            self.notes.append(f"{len(fresh)} without a checkpoint start from the beginning: {_first_of(fresh)}")
         return attempts
 
     def _add_problem(self, run_ids: Sequence[str], error: SlurmtrainError) -> None:

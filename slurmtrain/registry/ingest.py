@@ -221,7 +221,9 @@ class _RunReader:
         self.builder.add(self.new_events)
         # Without it, a run that trains would look like one that nobody has submitted.
         if not any(event.source.startswith(f"{JOURNALS}/") for event in self.builder.events):
-            raise RunUnreadable(f"there is no event in {JOURNALS}/, where the command that made it has written")
+            raise RunUnreadable(
+                f"there is no event in {JOURNALS}/, although the command that made the run wrote some there"
+            )
         result = with_next_start(self.builder.build(self.progress))
         read = [file._replace(size=self.offsets.get(file.name, 0)) for file in self.files]
         self.line = _summarise_line(self.line_before, result, read, begins, self.blocks)

@@ -52,10 +52,10 @@ class Revision:
         if path.is_absolute() or ".." in path.parts:
             raise ValueError("a repository of its 'code' is not in it")
         if len(revision.commit) not in _LENGTHS or not _HEX.issuperset(revision.commit):
-            raise ValueError("a commit of its 'code' is no hash")
+            raise ValueError("a commit in its 'code' is not a hash")
         # It becomes a line of a file.
         if revision.branch and (not revision.branch.startswith(_REFERENCES) or "\n" in revision.branch):
-            raise ValueError("a branch of its 'code' is no branch")
+            raise ValueError("a branch in its 'code' is not the name of a branch")
         return revision
 
 
@@ -210,7 +210,7 @@ class CodeManifest:
         """Read what :meth:`to_bytes` returned. Raises ValueError if this is no manifest, or leads out of a tree."""
         data = json.loads(content)
         if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("files"), list):
-            raise ValueError("it is no manifest of this version")
+            raise ValueError("it is not a manifest of this version")
         return cls([_read_code_file(row) for row in data["files"]])
 
 
@@ -220,7 +220,7 @@ def _read_code_file(row: object) -> CodeFile:
     file = CodeFile(*row)
     path = PurePosixPath(file.path)
     if path.is_absolute() or ".." in path.parts or not path.parts or file.kind not in (FILE, PROGRAM, LINK):
-        raise ValueError(f"{file.path!r} is no path in a snapshot")
+        raise ValueError(f"{file.path!r} is not a valid path in a snapshot")
     return file
 
 
@@ -301,7 +301,7 @@ class CodeSnapshot:
     def from_dict(cls, plain: Mapping[str, Any]) -> CodeSnapshot:
         """Read what :meth:`to_dict` returned. Raises KeyError, TypeError or ValueError if it is something else."""
         if re.fullmatch("[0-9a-f]{64}", str(plain["snapshot"])) is None or not isinstance(plain["root"], str):
-            raise ValueError("its 'code' is no snapshot")
+            raise ValueError("its 'code' is not a snapshot")
         return cls(
             hash=plain["snapshot"],
             root=plain["root"],

@@ -474,8 +474,8 @@ def _last_words(failure: Mapping[str, Any]) -> str:
 
 def _describe_gone(names: Sequence[str]) -> str:
     """A sentence without a full stop, saying that the agents of these nodes have died."""
-    agents = "its agent has" if len(names) == 1 else "their agents have"
-    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} gone: {agents} not been heard of any more"
+    agents = "its agent no longer responds" if len(names) == 1 else "their agents no longer respond"
+    return f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} gone: {agents}"
 
 
 def _follows(exited: Exit, request: StopRequest | None) -> bool:

@@ -230,5 +230,5 @@ def leave_job(workspace: Workspace, directory: RunDir, run: Run) -> None:
     if newest is None or (newest.hosts and not newest.ended):
         return
     with workspace.journal(directory, "cancel") as journal:
-        why = "it was cancelled, and its job goes on with other runs"
+        why = "it was cancelled; its job continues with other runs"
         journal.write(JobReplaced(job_id=newest.job_id, restart=newest.restart, why=why))

@@ -420,7 +420,7 @@ class _Group:
             journal.write(CancelRequested())
             lease.close(run, None, "cancelled")
             if shares_job(self.workspace, run.submission(submitted.submission)):
-                why = "it was cancelled, and its job goes on with other runs"
+                why = "it was cancelled; its job continues with other runs"
                 journal.write(JobReplaced(job_id=submitted.job_id or "", restart=0, why=why))
                 return RunCancelled(message)
         if submitted.process:

@@ -130,7 +130,7 @@ def adopted_checkpoint(run: RunDir, plan: Plan) -> list[str]:
     checkpoint = newest(Search.from_plan(replace(plan, code=None), run))
     if checkpoint is None:
         return []
-    handed = "may be found by" if plan.spec.checkpoint.format == OWN else "is handed to"
+    handed = "may be found by" if plan.spec.checkpoint.format == OWN else "would be passed to"
     return [
         f"{checkpoint.path} matches checkpoint.glob and {handed} this new run; "
         "begin the pattern with {checkpoint_dir} to keep runs apart"

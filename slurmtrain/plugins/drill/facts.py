@@ -117,7 +117,7 @@ class CheckpointComparison:
     def describe(self) -> str:
         """A predicate whose subject is the last checkpoint of the second run: "is bit-identical"."""
         if self.identical:
-            others = f", except for {', '.join(self.others)}, which are no tensors" if self.others else ""
+            others = f", except for {', '.join(self.others)}, which are not tensors" if self.others else ""
             return f"is bit-identical{others}"
         if self.identical is None:
             return f"cannot be compared: {self.why}"

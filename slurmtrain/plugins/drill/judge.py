@@ -356,8 +356,9 @@ def judge_script(facts: DrillFacts) -> Findings:
     # A killed rank cannot end the processes that it has started.
     if after.leftovers and announced:
         findings.notes.append(
-            f"processes that it had started outlived its ranks and were killed: {', '.join(after.leftovers)}; whatever "
-            "they had not saved is lost, and elsewhere they would train beside the next attempt: end them in the script"
+            f"processes that it had started outlived its ranks and were killed: {', '.join(after.leftovers)}; their "
+            "unsaved work is lost, and without slurmtrain they would train beside the next attempt: end them in the "
+            "script"
         )
     if after.dead_workers:
         findings.add(
@@ -400,7 +401,7 @@ def _judge_exit(facts: DrillFacts, findings: Findings) -> None:
         findings.notes.append(f"it saved {saved[-1].path.name} after it was asked to stop")
     else:
         interval = facts.baseline.save_interval
-        cost = "what it had done since its last save" if interval is None else f"up to {_count_steps(interval)}"
+        cost = "the work since its last save" if interval is None else f"up to {_count_steps(interval)}"
         findings.notes.append(f"it saved nothing when it was asked to stop, which costs {cost}: {_ADAPTER}")
 
 

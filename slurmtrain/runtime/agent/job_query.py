@@ -238,7 +238,7 @@ def _cause_by_signal(signal: str, view: JobView | None, *, executor: str, deadli
         return "preempted", f"stopped by {signal}", True
     if view is None:
         return "preempted", f"stopped by {signal}; Slurm does not say why", False
-    return "preempted", f"stopped by {signal}, though Slurm neither preempts nor ends its job", True
+    return "preempted", f"stopped by {signal}, although Slurm neither preempts nor ends its job", True
 
 
 def _read_time(text: str) -> float | None:

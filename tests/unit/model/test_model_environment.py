@@ -57,7 +57,7 @@ def test_a_package_of_the_same_version_with_other_files_differs() -> None:
 
 def test_changes_are_said_in_a_few_words() -> None:
     changes = changes_between({"torch": "2.12", "numba": "1", "same": "0"}, {"torch": "2.13", "same": "0", "Foo": "3"})
-    assert changes_in_words(changes) == "Foo 3 (new), no numba any more (was 1), torch 2.12 -> 2.13"
+    assert changes_in_words(changes) == "Foo 3 (new), numba removed (was 1), torch 2.12 -> 2.13"
     many = changes_between({}, {f"a{number}": "1" for number in range(7)})
     assert changes_in_words(many).endswith(", a4 1 (new) and 2 more")
 

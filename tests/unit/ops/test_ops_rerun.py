@@ -132,7 +132,7 @@ def test_what_cannot_be_the_same_is_noted_in_a_line_per_kind(
     assert notes == [
         f"run {first} has no 'seed', so random numbers repeat only if its script seeds them",
         f"run {first} had Python 3.1.4; this run has {sys.version.split()[0]}",
-        f"the packages differ from run {first}: no zzz any more (was 1.0)",
+        f"the packages differ from run {first}: zzz removed (was 1.0)",
         f"run {first} had no snapshot, so its code may have been different: no revision then, no revision now",
     ]
     subprocess.run(["git", "init", "-q", "."], check=True)

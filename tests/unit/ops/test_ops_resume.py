@@ -69,7 +69,7 @@ def test_failed_runs_are_the_elements_of_a_new_array_with_the_overrides_and_the_
     slurm.replies("sbatch", "Submitted batch job 9\n")
     resumed = resume_failed(workspace, more, ["resources.mem=4GB"])
     assert resumed.run_ids == more
-    assert [note for note in resumed.notes if note.startswith("3 without a checkpoint begin again")]
+    assert [note for note in resumed.notes if note.startswith("3 without a checkpoint start from the beginning")]
     assert len(slurm.calls("sbatch")) == 2
     elements = [launched(workspace, run_id) for run_id in more]
     assert [element and element[1] for element in elements] == [0, 1, 2]

@@ -59,7 +59,7 @@ def test_a_plan_has_nothing_left_to_fill_in_and_reads_back_from_its_json_as_itse
         ("python", None, "python"),
         ("template", [], "template"),
         ("schema", 99, "schema 99, but this version reads 1"),
-        ("written", "x", "how numbers were written is no list"),
+        ("written", "x", "how numbers were written is not a list"),
         ("written", [["x"]], "does not say how a number was written"),
         ("spec.resources.nodes", 0, r"resources\.nodes: expected a whole number"),
     ],

@@ -179,7 +179,7 @@ RAISED_FIRST = ExitReport(cause="crash", reason="x", failures=(RAISED, KILLED))
 
 OOM_KILLS = {"oom_kills": 2, "memory_limit": 8 * GIB}
 IN_SLURM = {"slurm": {"state": "RUNNING"}}
-N1_IS_GONE = "n1 is gone: its agent has not been heard of any more"
+N1_IS_GONE = "n1 is gone: its agent no longer responds"
 XIDS = {"xids": [XID]}
 BY_ANOTHER = "preempted by a job of higher priority"
 
@@ -205,7 +205,7 @@ BY_ANOTHER = "preempted by a job of higher priority"
         (CRASH, NODE_1, {"cause": "node_fail", "reason": N1_IS_GONE, "failures": (), "without": ["n1"]}),
         (ExitReport(cause="node_fail", reason="node 1 has not sent a heartbeat for 15 s"),
          LostNodes(names=["n1", "node 2"], hosts=["n1"], at=9.0),
-         {"reason": "n1, node 2 are gone: their agents have not been heard of any more", "failed_at": 9.0,
+         {"reason": "n1, node 2 are gone: their agents no longer respond", "failed_at": 9.0,
           "without": ["n1"]}),
         (SIGNALLED, PREEMPTED, {"reason": BY_ANOTHER, "sure": True, "evidence": IN_SLURM}),
         (SIGNALLED, StopCause(cause="cancelled", why="x"), {"cause": "cancelled", "reason": "x", "sure": True}),

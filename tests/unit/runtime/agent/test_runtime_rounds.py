@@ -169,7 +169,7 @@ def test_a_spare_node_that_is_lost_ends_no_round(make: Make) -> None:
 def test_too_few_nodes_end_the_attempt_and_name_the_one_that_is_gone(make: Make) -> None:
     world = make({"nodes": 3}, {(0, 0): WAIT, (0, 1): WAIT, (0, 2): LOST}).begin().end()
     assert world.causes()[0] == "node_fail"
-    assert world.root == ("node_fail", "n2 is gone: its agent has not been heard of any more")
+    assert world.root == ("node_fail", "n2 is gone: its agent no longer responds")
     report = world.outcomes[0].node_report  # type: ignore[union-attr]
     assert list(report.without) == ["n2"]
     assert not report.cascade

@@ -376,7 +376,7 @@ def test_a_missing_or_damaged_snapshot_is_named_with_the_cure(repo: Path) -> Non
     with pytest.raises(SlurmtrainError, match=r"is damaged \(its content has changed\)"):
         make_tree(run, snapshot)
     stored.manifest.unlink()
-    with pytest.raises(SlurmtrainError, match=r"there is no snapshot .*; 'slurmtrain resume --code now'"):
+    with pytest.raises(SlurmtrainError, match=r"needs the code of snapshot .*; 'slurmtrain resume --code now'"):
         make_tree(run, snapshot)
 
 

@@ -26,12 +26,12 @@ from slurmtrain.specfile import SiteRules, load_spec, replan
 
 
 def test_a_file_that_is_not_there_is_named_with_the_nearest_spec_beside_it(tmp_path: Path) -> None:
-    with pytest.raises(PathError, match=r"nowhere\.yaml: there is no such file") as raised:
+    with pytest.raises(PathError, match=r"nowhere\.yaml: this file does not exist") as raised:
         load_spec(tmp_path / "nowhere.yaml", cwd=tmp_path, python=PYTHON)
     assert raised.value.exit_code == 2
     (tmp_path / "exp.yaml").touch()
     (tmp_path / "exp.txt").touch()
-    with pytest.raises(PathError, match=r"exp\.yml: there is no such file; did you mean 'exp\.yaml'\?$"):
+    with pytest.raises(PathError, match=r"exp\.yml: this file does not exist; did you mean 'exp\.yaml'\?$"):
         load_spec(tmp_path / "exp.yml", cwd=tmp_path, python=PYTHON)
     with pytest.raises(PathError, match="this is a directory"):
         load_spec(tmp_path, cwd=tmp_path, python=PYTHON)

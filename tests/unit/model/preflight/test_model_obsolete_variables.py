@@ -60,6 +60,6 @@ def test_what_each_process_has_of_its_own_cannot_be_set_for_all(name: str) -> No
 
 
 def test_the_page_for_users_lists_what_is_pointed_out() -> None:
-    table = PAGE[PAGE.index("## Variables that are pointed out") :]
+    table = PAGE[PAGE.index("## Variables that preflight warns about") :]
     listed = {name for row in re.findall(r"^\| (`.*?) \|", table, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
     assert listed == set(OBSOLETE)

@@ -210,7 +210,9 @@ def test_too_little_room_is_noticed_before_anything_is_created(spec: Path, tmp_p
         workspace = make_workspace(disk.path / "runs")
         workspace.prepare()
         disk.leave(left_kib * 1024)
-        with pytest.raises(PathError, match=rf"too little room: {left_kib} KiB are left .*; nothing was created; free"):
+        with pytest.raises(
+            PathError, match=rf"too little room: only {left_kib} KiB are left .*; nothing was created; free"
+        ):
             submit(workspace, spec, executor="slurm")
         assert run_folders(workspace) == []
         assert not workspace.config.registry.exists()
@@ -260,5 +262,5 @@ def test_a_registry_without_room_elsewhere_is_warned_about_and_not_used(spec: Pa
         workspace = Workspace(config, warn=warnings.append)
         [run_id], *_ = submit(workspace, spec, executor="slurm")
     [warning] = warnings
-    assert f"the registry {registry} has too little room: 4 KiB are left of the 1024 KiB" in warning
+    assert f"the registry {registry} has too little room: only 4 KiB are left of the 1024 KiB" in warning
     assert run_folders(workspace) == [run_id]

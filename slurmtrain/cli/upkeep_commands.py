@@ -26,9 +26,9 @@ def delete_command(
 ) -> int:
     """Delete the checkpoints, logs and other files of each RUN, which must have ended.
 
-    A RUN may be a sweep, or a pattern such as 'cnn-*'. Its journals, metrics and plans stay: 'status --all' lists it. Its
-    CSV, TensorBoard and W&B files are deleted too; files that its script wrote elsewhere, and anything already sent to a
-    server, stay. Exits with 1 if something could not be deleted.
+    A RUN may be a sweep, or a pattern such as 'cnn-*'. Its journals, metrics and plans stay: 'status --all' lists it.
+    Its CSV, TensorBoard and W&B files are deleted too; files that its script wrote elsewhere, and anything already sent
+    to a server, stay. Exits with 1 if something could not be deleted.
     """
     from slurmtrain.errors import UserError
     from slurmtrain.ops.delete import delete, find_deletable

@@ -82,15 +82,24 @@ def differing(settings: Sequence[Mapping[str, Any]]) -> list[str]:
     Args:
         settings: The settings of each run, such as its parameters. A setting in a mapping is named ``section.name``.
     """
-    flat = [dict(flattened(of_run)) for of_run in settings]
-    values: dict[str, set[Any]] = {}
+    return list(differing_values(settings))
+
+
+def differing_values(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
+    """The different values of the settings that differ among runs, by their names, as :func:`differing` has these.
+
+    Args:
+        settings: The settings of each run.
+    """
+    values: dict[str, dict[Any, Any]] = {}
     counts: dict[str, int] = {}
-    for of_run in flat:
-        for name, value in of_run.items():
-            values.setdefault(name, set()).add(identity(value))
+    for of_run in settings:
+        for name, value in flattened(of_run):
+            values.setdefault(name, {}).setdefault(identity(value), value)
             counts[name] = counts.get(name, 0) + 1
+    lacking = [name for name, different in values.items() if len(different) == 1 and counts[name] < len(settings)]
     varying = [name for name, different in values.items() if len(different) > 1]
-    return varying + [name for name in values if counts[name] < len(flat) and name not in set(varying)]
+    return {name: list(values[name].values()) for name in (*varying, *lacking)}
 
 
 def shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurmtrain.model.query.comparison import count_states
-from slurmtrain.model.query.fields import differing, flattened, identity, number_of
+from slurmtrain.model.query.fields import differing_values, number_of
 from slurmtrain.model.query.measures import is_larger_better
 from slurmtrain.model.run.reasons import commonest
 
@@ -94,14 +94,13 @@ def swept_values(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     Args:
         settings: The settings of each run.
     """
-    flat = [dict(flattened(of_run)) for of_run in settings]
-    swept = {}
-    for name in differing(settings):
-        values = list({identity(of_run[name]): of_run[name] for of_run in flat if name in of_run}.values())
+    swept = differing_values(settings)
+    for name, values in swept.items():
         numbers = [number_of(value) for value in values]
         if None not in numbers:
-            values = [values[place] for place in sorted(range(len(values)), key=lambda place: numbers[place] or 0.0)]
-        swept[name] = values
+            swept[name] = [
+                values[place] for place in sorted(range(len(values)), key=lambda place: numbers[place] or 0.0)
+            ]
     return swept
 
 

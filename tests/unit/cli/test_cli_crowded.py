@@ -185,7 +185,7 @@ def test_many_runs_that_have_ended_are_summed_up_with_those_that_did_not_complet
 
 
 @rare
-def test_a_sweep_of_10000_runs_takes_as_many_statements_as_a_small_one(tmp_path: Path) -> None:
+def test_a_sweep_of_10000_runs_takes_few_statements_more_than_a_small_one(tmp_path: Path) -> None:
     counts = []
     for size in (200, 10_000):
         workspace = make_workspace(tmp_path / str(size) / "runs")
@@ -208,4 +208,5 @@ def test_a_sweep_of_10000_runs_takes_as_many_statements_as_a_small_one(tmp_path:
         counts.append(len(statements))
         assert len(printed) == 1 + 20
         assert any(f"{size - FAILED - RUNNING - WAITING} completed" in line for line in printed)
-    assert counts[0] == counts[1]
+    # Runs that have not settled, as those here, are looked at a thousand at a time; listing adds nothing to that.
+    assert counts[1] - counts[0] <= 8 * 10

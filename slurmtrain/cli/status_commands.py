@@ -105,7 +105,8 @@ def _describe_rest(workspace: Workspace, names: Sequence[str], selection: Select
     from slurmtrain.ops.query.select import objectives_of
 
     if unlisted := _states_of_unlisted(selection):
-        remedy = "--limit lists more" if selection.cut else "'slurmtrain status --all' lists all"
+        of_all = "'slurmtrain status --all' lists all, 'slurmtrain status NAME' those of a name"
+        remedy = "--limit lists more" if selection.cut else of_all
         output.note(f"{tables.describe_others(unlisted)}; {remedy}")
     if folded := [line["id"] for line in selection.lines if is_folded(line)]:
         sweep = folded[0] if len(folded) == 1 else "SWEEP"

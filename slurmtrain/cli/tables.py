@@ -250,10 +250,7 @@ def print_lines(columns: Sequence[Column], records: Iterable[Any]) -> None:
         records: An entry each.
     """
     if output.is_terminal(sys.stdout):
-        drawer = console()
-        drawn = _draw(columns, records, drawer.width)
-        _print_drawing(drawn, drawer)
-        output.note(_describe_left_out(drawn, drawer.width))
+        _print_drawing(_draw(columns, records, console().width))
     else:
         print_columns(columns, records)
 
@@ -264,12 +261,16 @@ def _draw(columns: Sequence[Column], records: Iterable[Any], width: int) -> Draw
     return draw(columns, records, width, formatting.sweep_parts if lead else lambda _: (), lead)
 
 
-def _print_drawing(drawn: Drawing, drawer: Any) -> None:
+def _print_drawing(drawn: Drawing) -> None:
     from rich.text import Text
 
+    drawer = console()
     lines = [drawn.header, *(line for entry in drawn.entries for line in entry)]
     # rich itself respects NO_COLOR. Wrapped by the terminal, if at all: nothing is cut that was meant to be whole.
     drawer.print(Text("\n").join(lines), soft_wrap=True)
+    if left_out := _describe_left_out(drawn, drawer.width):
+        # On a page of another program there is no standard error.
+        output.echo(left_out, err=not output.is_collected())
 
 
 def print_columns(columns: Sequence[Column], records: Iterable[Any]) -> None:
@@ -290,8 +291,7 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
         columns = [Column(title, itemgetter(index), LEAST) for index, title in enumerate(headers)]
         # Only the last column is wrapped, between words where it can be.
         columns[-1] = replace(columns[-1], room=max(cell_len(headers[-1]), min(longest, _LEAST_WRAPPED)), wraps=True)
-        drawer = console()
-        _print_drawing(draw(columns, rows, drawer.width), drawer)
+        _print_drawing(draw(columns, rows, console().width))
         return
     # All columns but the last, whose text may be long, are as wide as their widest cell.
     lines = [headers, *rows]

@@ -144,7 +144,14 @@ def sweep_parts(line: Mapping[str, Any]) -> list[str]:
     """What a list says of a sweep besides its id and name, in parts with punctuation; of a run nothing."""
     if not is_folded(line):
         return []
-    groups = [line["state"].split(", "), _swept(line), [_best(line)], [_errors(line)], [localized(line["reason"])]]
+    since = f"{age(line['submitted_at'])} old" if line["submitted_at"] else ""
+    groups = [
+        [*line["state"].split(", "), since],
+        _swept(line),
+        [_best(line)],
+        [_errors(line)],
+        [localized(line["reason"])],
+    ]
     filled = [list(filter(None, group)) for group in groups if any(group)]
     parts = [f"{part}{',' if number < len(group) else ';'}" for group in filled for number, part in enumerate(group, 1)]
     return [*parts[:-1], parts[-1].removesuffix(";")]

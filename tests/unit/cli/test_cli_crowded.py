@@ -169,8 +169,8 @@ def test_waiting_shows_what_goes_on_first_and_counts_the_rest(root: Path, width:
 def test_many_runs_that_have_ended_are_summed_up_with_those_that_did_not_complete(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "runs")
     for number in range(30):
-        facts = {"params": {"lr": number / 10}, "metrics": {"acc": number / 100}, "sweep": SWEEP, **NO_RESTART}
-        run = write_run(workspace, number, "cnn", state="running" if number < 3 else "completed", **facts)
+        facts = {"params": {"lr": number / 10}, "metrics": {"acc": number / 100}, "sweep": SWEEP, "days_ago": 1.01}
+        run = write_run(workspace, number, "cnn", state="running" if number < 3 else "completed", **facts, **NO_RESTART)
         if number < 3:
             fail(run, "KeyError: 'x'") if number else delete(run.ended("completed"))
     with on_terminal("--runs", str(workspace.root.path), "wait", SWEEP, columns=80, lines=24) as terminal:
@@ -178,7 +178,8 @@ def test_many_runs_that_have_ended_are_summed_up_with_those_that_did_not_complet
         lines = terminal.text.rstrip().splitlines()
     together = " ".join(" ".join(lines).split())
     assert (
-        f"{SWEEP} cnn 2 failed, 27 completed; lr 0.1..2.9; best 0000000029 acc=0.29; 2 times KeyError: 'x'" in together
+        f"{SWEEP} cnn 2 failed, 27 completed, 1d00h old; lr 0.1..2.9; best 0000000029 acc=0.29; 2 times KeyError: 'x'"
+        in together
     )
     assert [words[2] for words in rows_of(lines).values()] == ["failed", "failed"]
     assert lines[-1] == "'slurmtrain status SWEEP' lists the runs of a sweep"

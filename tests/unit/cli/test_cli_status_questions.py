@@ -153,7 +153,7 @@ def test_a_sweep_is_one_line_with_its_states(root: Path, columns: int) -> None:
     _, *lines = on_a_terminal(root, columns)
     first, last = lines[0], lines[-1]
     assert [first.split()[:2], last.split()[:2]] == [[SWEEP, "cnn"], ["0000000007", "gpt"]]
-    assert "1 running, 5 completed" in first
+    assert re.search(r"1 running, 5 completed, \dd\d\dh old", first)
     assert max(map(cell_len, lines)) <= columns
     together = " ".join(" ".join(lines[:-1]).split())
     assert "lr 0.01|0.1|1, seed 0|1; best 0000000004 acc=0.91" in together
@@ -178,7 +178,9 @@ def test_a_sweep_is_unfolded_where_its_runs_are_asked_for(root: Path, capsys: py
     assert "'slurmtrain status 00000000sw' lists the runs of the sweep" in status(root, capsys)[2]
     for question in ([SWEEP], ["--no-fold"], ["cnn*"], ["--state", "completed"], ["--sort", "id"]):
         assert SWEEP not in status(root, capsys, *question)[1], question
-    summary = f"sweep {SWEEP}: 1 running, 5 completed; lr 0.01|0.1|1, seed 0|1; best 0000000004 acc=0.91"
-    assert summary in status(root, capsys, SWEEP)[2]
+    summary = (
+        rf"sweep {SWEEP}: 1 running, 5 completed, \dd\d\dh old; lr 0.01\|0.1\|1, seed 0\|1; best 0000000004 acc=0.91"
+    )
+    assert re.search(summary, status(root, capsys, SWEEP)[2])
     assert len(status(root, capsys, "--no-fold")[1].splitlines()) == 1 + 7
     assert len(json.loads(status(root, capsys, "--json")[1])["runs"]) == 7

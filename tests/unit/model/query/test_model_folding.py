@@ -15,7 +15,7 @@ REASON = "rank {} exited with code 1: ValueError: no {}; requeue.enabled is fals
 
 def run(number: int, state: str = "completed", **facts: Any) -> dict[str, Any]:
     return {"id": f"r{number}", "name": "cnn", "state": state, "reason": "", "params": {"lr": number / 100, "bs": 32},
-            "metrics": {}, "submitted_at": f"2026-01-0{number}", "resources": {}, "sweep": "s", **facts}  # fmt: skip
+            "metrics": {}, "submitted_at": None, "resources": {}, "sweep": "s", **facts}  # fmt: skip
 
 
 def described(*runs: dict[str, Any], objective: Objective | None = None) -> str:
@@ -31,7 +31,7 @@ def test_a_sweep_says_its_states_its_ranges_its_best_run_and_its_commonest_error
         run(5, metrics={"loss": 0.25, "acc": float("nan")}),
     ]
     line = fold_sweep(runs)
-    assert (line["id"], line["name"], line["submitted_at"]) == ("s", "cnn", "2026-01-01")
+    assert (line["id"], line["name"]) == ("s", "cnn")
     assert is_folded(line)
     assert sorted(states_of(line)) == sorted(each["state"] for each in runs)
     assert described(*runs) == (
@@ -56,6 +56,12 @@ def test_the_best_run_is_by_what_a_search_is_for_or_else_by_a_metric_whose_name_
     line = described(*(run(number, metrics=each) for number, each in enumerate(metrics, 1)), objective=objective)
     assert (best is None) == ("best" not in line)
     assert best is None or best in line
+
+
+def test_a_sweep_is_as_old_as_its_first_run() -> None:
+    line = fold_sweep([run(number, submitted_at=f"2020-01-0{number}T00:00:00Z") for number in (2, 1)])
+    assert line["submitted_at"] == "2020-01-01T00:00:00Z"
+    assert sweep_parts(line)[1].endswith("h old;")
 
 
 def test_a_name_with_swept_values_becomes_the_pattern_of_all_names() -> None:

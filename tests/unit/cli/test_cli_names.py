@@ -10,6 +10,7 @@ import pytest
 from helpers.queried_runs import write_run
 from helpers.workspaces import make_workspace
 
+import slurmtrain
 from slurmtrain.cli import cli, main
 
 SWEEP = "00000000sw"
@@ -98,3 +99,6 @@ def test_a_name_whose_newest_run_was_submitted_alone_is_compared_with_its_namesa
         printed = capsys.readouterr()
         assert "cnn: the newest was submitted alone; these are all 3 runs of this name" in printed.err
         assert json.loads(printed.out)["runs"][0]["id"] == "0000000003"
+    registry = slurmtrain.Registry(workspace.root.path)
+    assert [run.id for run in registry.runs("cnn")] == ["0000000003"]
+    assert len(registry.runs(where="name = cnn")) == 3

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from slurmtrain.cli import formatting, options, output, tables
-from slurmtrain.cli.drawing import GAP, Column
+from slurmtrain.cli.drawing import GAP, Column, cell_len, shorten_names
 from slurmtrain.cli.options import over_option, split_words, where_option
 from slurmtrain.cli.tables import field_column, run_columns
 from slurmtrain.model.query.comparison import count_states
@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from slurmtrain.ops.query.compare import Answer, RankedGroup, Ranking
     from slurmtrain.ops.query.diff import CodeDifference, RunDifference
 
-# Cells of a run in a table with a line for each difference, before it is cut.
-_LEAST_OF_RUN = 16
+# Cells of a run, and of what differs, in a table with a line for each difference, before they are cut.
+_LEAST_OF_RUN, _ROOM_OF_NAMES = 16, 24
+# Cells of a setting, or of a name, in a table with a line for each run.
+_ROOM = 8
 # How much of a commit is shown.
 _COMMIT = 12
 
@@ -157,12 +159,15 @@ def _print_comparison(answer: Answer) -> None:
         cells = [[column.title for column in columns], *([column.cell(line) for column in columns] for line in lines)]
         upright, width = list(zip(*cells, strict=True)), tables.console().width
         # Neither ids nor states are cut.
-        rooms = [max(_LEAST_OF_RUN, *map(len, (row[0], row[2]))) for row in cells[1:]]
-        narrowed = _table_width([line[:1] for line in upright]) + sum(GAP + room for room in rooms)
+        rooms = [_ROOM_OF_NAMES, *(max(_LEAST_OF_RUN, *map(len, (row[0], row[2]))) for row in cells[1:])]
+        widths = (max(map(cell_len, line)) for line in zip(*upright, strict=True))
+        narrowed = sum(min(room, wide) + GAP for room, wide in zip(rooms, widths, strict=True)) - GAP
         # With a line for each difference, not for each run, more of it may fit.
-        if _table_width(cells) > width and min(_table_width(upright), narrowed) <= width:
-            titles = zip(upright[0], [None, *rooms], strict=True)
-            columns = [Column(title, itemgetter(index), room) for index, (title, room) in enumerate(titles)]
+        if _table_width(cells) > width and narrowed <= width:
+            columns = [
+                Column(title, itemgetter(index), room, fitted=partial(tables.fit_names, index))
+                for index, (title, room) in enumerate(zip(upright[0], rooms, strict=True))
+            ]
             tables.print_lines(columns, upright[1:])
             return
     tables.print_lines(columns, lines)
@@ -177,8 +182,6 @@ def _states(states: Sequence[str]) -> str:
 
 def _table_width(lines: Sequence[Sequence[str]]) -> int:
     """How wide a table is, in cells."""
-    from rich.cells import cell_len
-
     return sum(max(map(cell_len, column)) + GAP for column in zip(*lines, strict=True)) - GAP
 
 
@@ -209,13 +212,18 @@ def _comparison_columns(answer: Answer, lines: Sequence[_Line]) -> list[Column]:
         # The title may be cut, and no value.
         return Column(title, cell, max(len(cell(line)) for line in lines), rank)
 
+    def named(lines: Sequence[_Line], width: int) -> list[str]:
+        return shorten_names([group.runs[0].name for group, _ in lines], width)
+
+    rank_of_name = 0 if len({group.runs[0].name for group, _ in lines}) > 1 else 6
+    titles = [name.removeprefix("params.") for name in answer.comparison.differs]
     columns = [
         Column("ID", identity),
-        fact("NAME", lambda runs: runs[0].name, 8, 0 if len({line[0].runs[0].name for line in lines}) > 1 else 6),
+        Column("NAME", lambda line: "-" if line[1] else line[0].runs[0].name, _ROOM, rank_of_name, fitted=named),
         fact("STATE", lambda runs: _states([run.state for run in runs])),
         *(
-            fact(name.removeprefix("params."), partial(setting, name), 8, 3 if name in answer.comparison.over else 1)
-            for name in answer.comparison.differs
+            replace(fact(title, partial(setting, name), _ROOM, 3 if name in answer.comparison.over else 1), short=short)
+            for name, title, short in zip(answer.comparison.differs, titles, shorten_names(titles, _ROOM), strict=True)
         ),
     ]
     for metric in answer.metrics:
@@ -372,7 +380,9 @@ def diff_command(workspace: Workspace, first: str, second: str, lines: bool, as_
 
 
 def _print_difference(difference: RunDifference) -> None:
-    headers = [f"{run['id']} {run['name']}" for run in difference.runs]
+    # Names may be long, and ids are whole.
+    names = shorten_names([run["name"] for run in difference.runs], _LEAST_OF_RUN)
+    headers = [f"{run['id']} {name}" for run, name in zip(difference.runs, names, strict=True)]
     _print_section("SPEC", headers, [(key, *map(formatting.setting, pair)) for key, pair in difference.spec.items()])
     _print_code(difference.code)
     # Without any difference, one line has to say so.

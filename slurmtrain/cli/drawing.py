@@ -40,7 +40,8 @@ class Column:
     column worth showing if its content is wider, which is then cut, in cells; None: all of its content, which is never
     cut. ``rank``: columns of a lower rank get their room first; columns of rank 0 are shown on any terminal with room
     for more than what is never cut. ``fitted``: shortens the texts of records to a width; None: their ends are cut.
-    ``wraps``: a longer text continues on further lines, and is not cut.
+    ``wraps``: a longer text continues on further lines, and is not cut. ``short``: the title where the whole one has no
+    room.
     """
 
     title: str
@@ -49,6 +50,11 @@ class Column:
     rank: int = 0
     fitted: Callable[[Sequence[Any], int], Sequence[str]] | None = field(default=None, kw_only=True)
     wraps: bool = field(default=False, kw_only=True)
+    short: str = field(default="", kw_only=True)
+
+    def title_within(self, width: int) -> str:
+        """The title, or the short one if there is no room for it in so many cells (``width``)."""
+        return self.title if cell_len(self.title) <= width else self.short or self.title
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +98,9 @@ def draw(
             for row, text in zip(rows, fitted(records, wide), strict=True):
                 row[index] = printable(text) if row[index] else ""
     chosen = [(columns[index], wide) for index, wide in widths.items()]
-    header = Text((" " * GAP).join(cut(column.title, wide) for column, wide in chosen).rstrip(), style="bold")
+    header = Text(
+        (" " * GAP).join(cut(column.title_within(wide), wide) for column, wide in chosen).rstrip(), style="bold"
+    )
     entries = []
     for row, instead in zip(rows, parts_of, strict=True):
         shown = [index for index in widths if index < lead or not instead]

@@ -288,9 +288,13 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     headers, *rows = [[printable(shortened(cell, LONGEST_CELL)) for cell in row] for row in (headers, *rows)]
     if output.is_terminal(sys.stdout):
         longest = max((cell_len(word) for row in rows for word in row[-1].split()), default=0)
-        columns = [Column(title, itemgetter(index), LEAST) for index, title in enumerate(headers)]
+        columns = [
+            Column(title, itemgetter(index), LEAST, fitted=partial(fit_names, index))
+            for index, title in enumerate(headers)
+        ]
         # Only the last column is wrapped, between words where it can be.
-        columns[-1] = replace(columns[-1], room=max(cell_len(headers[-1]), min(longest, _LEAST_WRAPPED)), wraps=True)
+        least = max(cell_len(headers[-1]), min(longest, _LEAST_WRAPPED))
+        columns[-1] = Column(headers[-1], itemgetter(-1), least, wraps=True)
         _print_drawing(draw(columns, rows, console().width))
         return
     # All columns but the last, whose text may be long, are as wide as their widest cell.
@@ -299,6 +303,17 @@ def print_table(headers: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for line in lines:
         cells = [cell.ljust(width) for cell, width in zip(line, widths, strict=False)]
         output.verbatim("  ".join([*cells, line[-1]]).rstrip())
+
+
+def fit_names(index: int, rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """The cells of a column in so many cells, keeping what tells them apart.
+
+    Args:
+        index: Which column.
+        rows: The cells of each line.
+        width: In cells.
+    """
+    return shorten_names([row[index] for row in rows], width)
 
 
 def print_network(network: Mapping[str, Any] | None) -> None:

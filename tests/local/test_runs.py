@@ -270,12 +270,12 @@ def test_resume_with_more_steps_continues_after_completion(site: Site) -> None:
     assert (resumed["state"], resumed["step"], resumed["attempt"]) == ("completed", 9, 2)
 
 
-def test_resume_of_a_run_without_a_checkpoint_says_what_to_do_instead(site: Site) -> None:
+def test_resume_of_a_run_without_a_checkpoint_begins_again(site: Site) -> None:
     spec = site.light(params={"steps": 9, "crash_rank": 0, "crash_step": 2}, requeue=ONCE)
     run_id = site.submit(spec, "--wait", code=1)
-    refused = site.call("resume", run_id, code=2)
-    assert f"slurmtrain resume --from-start {run_id}" in refused.stderr
-    [again] = site.json("resume", run_id, "--from-start", "params.crash_rank=-1", "--wait")["runs"]
+    resumed = site.call("resume", run_id, "params.crash_rank=-1", "--wait", "--json")
+    assert f"warning: run {run_id} has no checkpoint: it begins again" in resumed.stderr
+    [again] = json.loads(resumed.stdout)["runs"]
     assert (again["state"], again["step"], again["lost_steps"]) == ("completed", 9, 2)
 
 

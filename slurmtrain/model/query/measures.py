@@ -14,7 +14,7 @@ from itertools import pairwise
 from typing import Any
 
 from slurmtrain.errors import QueryError
-from slurmtrain.model.experiment.kinds import suggestion
+from slurmtrain.model.experiment.kinds import nearest, suggestion
 from slurmtrain.model.query.fields import ABSENT, Record, look_up, names_in
 
 # What the registry has of each metric.
@@ -162,6 +162,9 @@ def field_of_metric(name: str, records: Sequence[Record]) -> str:
     for field in (name, f"{_METRICS}{name}"):
         if any(look_up(record, field) is not ABSENT for record in records):
             return field
+    # What somebody ranks by is more often a metric than another field.
+    if near := nearest(name, names_in(record["metrics"] for record in records)):
+        raise QueryError(f"none of these runs has a metric {name!r}; did you mean {near!r}?")
     check_field(name, records)
     return name
 

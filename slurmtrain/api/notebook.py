@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.query.comparison import Spread, count_states, describe_sweep
+from slurmtrain.model.query.comparison import Spread, count_states
 from slurmtrain.model.query.fields import differing, flattened, names_in, write_measured, write_settings, write_value
+from slurmtrain.model.query.folding import describe_sweep
 
 if TYPE_CHECKING:
     from slurmtrain.api.run_handle import RunHandle

@@ -225,19 +225,6 @@ def _without(ends: Sequence[str], last: str, width: int) -> list[str]:
     return [end.removesuffix(last) + "…" for end in ends]
 
 
-def short_keys(keys: Sequence[str]) -> dict[str, str]:
-    """Short names of settings, by their whole ones: the fewest last words between dots that no other one has."""
-    counts: dict[str, int] = {}
-    endings = {key: [key.split(".", number)[-1] for number in range(key.count("."), -1, -1)] for key in keys}
-    for each in endings.values():
-        for ending in each:
-            counts[ending] = counts.get(ending, 0) + 1
-    short = {key: next((ending for ending in each if counts[ending] == 1), key) for key, each in endings.items()}
-    match = _BEGINNING.match(common_beginning(list(short.values()))) if len(short) > 1 else None
-    shared = match[0] if match and len(match[0]) > LEAST else ""
-    return {key: "…" + each.removeprefix(shared) if shared else each for key, each in short.items()}
-
-
 def whole_ones(texts: Sequence[str], width: int) -> str:
     """As many of these texts as fit into so many cells, and how many more; at least the beginning of the first.
 

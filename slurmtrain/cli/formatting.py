@@ -11,18 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.cli.drawing import short_keys, whole_ones
+from slurmtrain.cli.drawing import whole_ones
 from slurmtrain.model.hostlist import compress_hostlist, natural_sort_key
-from slurmtrain.model.query.fields import flattened, number_of, write_measured, write_settings, write_value
-from slurmtrain.model.query.folding import is_folded, swept_values
+from slurmtrain.model.query.fields import flattened, write_measured, write_settings, write_value
+from slurmtrain.model.query.folding import best_text, errors_text, is_folded, short_keys, swept_texts, swept_values
 from slurmtrain.model.run.reasons import error_first
 
 if TYPE_CHECKING:
     from slurmtrain.model.query.comparison import Spread
 
 _METRICS_SHOWN = 3
-# So many swept keys, and values of a key, are listed.
-_SWEPT, _VALUES = 6, 3
 # Nodes without a range between them, such as tb[1,3,5], could fill a screen.
 _LONGEST = 60
 _BAR_CELLS = 8
@@ -96,7 +94,7 @@ def rate(run: Mapping[str, Any]) -> str:
 def metrics(run: Mapping[str, Any], limit: int = _METRICS_SHOWN) -> str:
     """The latest metrics of a run; of a sweep, its best run."""
     if is_folded(run):
-        return _best(run) or "-"
+        return best_text(run) or "-"
     items = list(run["metrics"].items())
     more = f" +{len(items) - limit}" if len(items) > limit else ""
     return " ".join(f"{name}={number(value)}" for name, value in items[:limit]) + more or "-"
@@ -109,7 +107,7 @@ def params(values: Mapping[str, Any], names: Iterable[str] | None = None) -> str
 
 def params_of(run: Mapping[str, Any], names: Iterable[str] | None = None) -> str:
     """The parameters of a run with these names, or all; of a sweep, the values that it tries; ``-`` for none."""
-    return (", ".join(_swept(run)) if is_folded(run) else params(run["params"], names)) or "-"
+    return (", ".join(swept_texts(run)) if is_folded(run) else params(run["params"], names)) or "-"
 
 
 def params_within(runs: Sequence[Mapping[str, Any]], width: int, names: Sequence[str] | None = None) -> list[str]:
@@ -136,7 +134,7 @@ def params_within(runs: Sequence[Mapping[str, Any]], width: int, names: Sequence
 def reason(run: Mapping[str, Any]) -> str:
     """Why a run is in its state, the error first, with local times; of a sweep, the commonest error."""
     if is_folded(run):
-        return "; ".join(filter(None, (_errors(run), localized(run["reason"]))))
+        return "; ".join(filter(None, (localized(errors_text(run)), localized(run["reason"]))))
     return localized(error_first(run["reason"] or ""))
 
 
@@ -147,43 +145,14 @@ def sweep_parts(line: Mapping[str, Any]) -> list[str]:
     since = f"{age(line['submitted_at'])} old" if line["submitted_at"] else ""
     groups = [
         [*line["state"].split(", "), since],
-        _swept(line),
-        [_best(line)],
-        [_errors(line)],
+        swept_texts(line),
+        [best_text(line)],
+        [localized(errors_text(line))],
         [localized(line["reason"])],
     ]
     filled = [list(filter(None, group)) for group in groups if any(group)]
     parts = [f"{part}{',' if number < len(group) else ';'}" for group in filled for number, part in enumerate(group, 1)]
     return [*parts[:-1], parts[-1].removesuffix(";")]
-
-
-def _swept(line: Mapping[str, Any]) -> list[str]:
-    """The values that a sweep tries: ``lr 0.01..0.3``, ``batch_size 32|64``."""
-    swept: Mapping[str, Sequence[Any]] = line["swept"]
-    short = short_keys(list(swept))
-    parts = [f"{short[name]} {_range(values)}" for name, values in swept.items()]
-    return [*parts[:_SWEPT], f"{len(parts) - _SWEPT} more swept"] if len(parts) > _SWEPT else parts
-
-
-def _range(values: Sequence[Any]) -> str:
-    if len(values) <= _VALUES:
-        return "|".join(map(write_value, values))
-    if all(number_of(value) is not None for value in values):
-        return f"{write_value(values[0])}..{write_value(values[-1])}"
-    return "|".join(map(write_value, values[:_VALUES])) + f"|…+{len(values) - _VALUES}"
-
-
-def _best(line: Mapping[str, Any]) -> str:
-    best = line["best"]
-    return f"best {best['run']} {best['metric']}={number(best['value'])}" if best else ""
-
-
-def _errors(line: Mapping[str, Any]) -> str:
-    errors = line["errors"]
-    if not errors:
-        return ""
-    often = f"{errors['runs']} times " if errors["runs"] > 1 else ""
-    return often + localized(errors["reason"] or "failed for no known reason")
 
 
 def setting(value: Any) -> str:

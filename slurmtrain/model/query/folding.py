@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from slurmtrain.model.query.comparison import count_states
-from slurmtrain.model.query.fields import differing_values, number_of
+from slurmtrain.model.query.fields import differing_values, number_of, write_measured, write_value
 from slurmtrain.model.query.measures import is_larger_better
 from slurmtrain.model.run.reasons import commonest
 
@@ -127,3 +128,69 @@ def _guess(metrics: Iterable[str]) -> Objective | None:
         Objective(name, larger) for name in dict.fromkeys(metrics) if (larger := is_larger_better(name)) is not None
     ]
     return min(guesses, key=lambda each: not each.metric.lower().startswith(_HELD_OUT), default=None)
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+# So many swept keys, and values of a key, are listed.
+_SWEPT, _VALUES = 6, 3
+# What ends a part of a key with words of its own, and the shortest beginning that is worth leaving out.
+_WORDS, _SHORTEST = re.compile(r".*[-_/ ]", re.S), 5
+
+
+def describe_sweep(runs: Sequence[Mapping[str, Any]]) -> str:
+    """All that a list says of a sweep, in a line: below a list of its runs, or above it.
+
+    Args:
+        runs: RUN of the JSON of each.
+    """
+    line = fold_sweep(runs)
+    parts = (line["state"], ", ".join(swept_texts(line)), best_text(line), errors_text(line))
+    return f"sweep {line['id']}: {'; '.join(filter(None, parts))}"
+
+
+def swept_texts(line: Mapping[str, Any]) -> list[str]:
+    """The values that a sweep tries: ``lr 0.01..0.3``, ``batch_size 32|64``. ``line``: from :func:`fold_sweep`."""
+    swept: Mapping[str, Sequence[Any]] = line["swept"]
+    short = short_keys(list(swept))
+    parts = [f"{short[name]} {_range(values)}" for name, values in swept.items()]
+    return [*parts[:_SWEPT], f"{len(parts) - _SWEPT} more swept"] if len(parts) > _SWEPT else parts
+
+
+def _range(values: Sequence[Any]) -> str:
+    if len(values) <= _VALUES:
+        return "|".join(map(write_value, values))
+    if all(number_of(value) is not None for value in values):
+        return f"{write_value(values[0])}..{write_value(values[-1])}"
+    return "|".join(map(write_value, values[:_VALUES])) + f"|…+{len(values) - _VALUES}"
+
+
+def best_text(line: Mapping[str, Any]) -> str:
+    """The best run, and its value; empty if that is unknown. ``line``: from :func:`fold_sweep`."""
+    best = line["best"]
+    if not best:
+        return ""
+    value = write_measured(best["value"]) if isinstance(best["value"], float) else best["value"]
+    return f"best {best['run']} {best['metric']}={value}"
+
+
+def errors_text(line: Mapping[str, Any]) -> str:
+    """The commonest error, and how often; empty if there is none. ``line``: from :func:`fold_sweep`."""
+    errors = line["errors"]
+    if not errors:
+        return ""
+    often = f"{errors['runs']} times " if errors["runs"] > 1 else ""
+    return often + (errors["reason"] or "failed for no known reason")
+
+
+def short_keys(keys: Sequence[str]) -> dict[str, str]:
+    """Short names of settings, by their whole ones: the fewest last words between dots that no other one has."""
+    counts: dict[str, int] = {}
+    endings = {key: [key.split(".", number)[-1] for number in range(key.count("."), -1, -1)] for key in keys}
+    for each in endings.values():
+        for ending in each:
+            counts[ending] = counts.get(ending, 0) + 1
+    short = {key: next((ending for ending in each if counts[ending] == 1), key) for key, each in endings.items()}
+    match = _WORDS.match(common_beginning(list(short.values()))) if len(short) > 1 else None
+    shared = match[0] if match and len(match[0]) >= _SHORTEST else ""
+    return {key: "…" + each.removeprefix(shared) if shared else each for key, each in short.items()}

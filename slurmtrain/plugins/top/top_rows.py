@@ -13,13 +13,13 @@ from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.cli import describe, formatting
-from slurmtrain.cli.drawing import cell_width, content_width, cut, fit, short_keys, whole_ones
+from slurmtrain.cli.drawing import cell_width, content_width, cut, fit, whole_ones
 from slurmtrain.cli.output import printable
 from slurmtrain.cli.tables import LISTS, run_columns
 from slurmtrain.model.diagnosis import answers
 from slurmtrain.model.hostlist import compress_hostlist
 from slurmtrain.model.query.fields import flattened, write_value
-from slurmtrain.model.query.folding import Objective, fold_sweep, is_folded, states_of, swept_values
+from slurmtrain.model.query.folding import Objective, fold_sweep, is_folded, short_keys, states_of, swept_values
 from slurmtrain.model.run.reasons import error_first
 from slurmtrain.model.run.run import ENDED, RUN_STATES
 from slurmtrain.ops.shared.relatives import WAITING

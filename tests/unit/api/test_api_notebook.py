@@ -52,7 +52,9 @@ def test_a_sweep_is_a_table_of_what_differs_below_a_line_that_sums_it_up(registr
     runs = registry.runs()
     assert isinstance(runs, RunList)
     shown = Table(runs._repr_html_())
-    assert shown.paragraphs == ["sweep 00000000sw: 1 running, 5 completed; best acc=0.91, loss=0.01"]
+    assert shown.paragraphs == [
+        "sweep 00000000sw: 1 running, 5 completed; lr 0.01|0.1|1, seed 0|1; best 0000000004 acc=0.91"
+    ]
     header, *rows = shown.rows
     assert header[:5] == ["name", "id", "state", "lr", "seed"]
     assert len(rows) == 6

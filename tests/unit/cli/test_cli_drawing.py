@@ -7,7 +7,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.text import Text
 
-from slurmtrain.cli.drawing import Column, cell_len, draw, flow, short_keys, shorten_names, whole_ones, wrap
+from slurmtrain.cli.drawing import Column, cell_len, draw, flow, shorten_names, whole_ones, wrap
+from slurmtrain.model.query.folding import short_keys
 
 LONG = "resnet50-imagenet-warmup-cosine-"
 

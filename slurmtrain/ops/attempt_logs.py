@@ -248,7 +248,8 @@ def _ending_of(lines: Sequence[str], failure: Mapping[str, Any]) -> tuple[Ending
     own = [line for line in without_report(lines) if line.strip()]
     last_line = " ".join(own[-1].split()) if own else ""
     raised = None
-    if not name:
+    # Python ends itself by SIGINT after a KeyboardInterrupt.
+    if not name or name == Signals.SIGINT.name:
         begin = max(0, len(lines) - 1)
         raised = find_raised(lines, error, failure["rank"])
         raised = raised or next(

@@ -30,6 +30,8 @@ class LookedUp:
     folder: str
     python: str
     gpus: int
+    copy: str
+    """Where its command ran in the run's copy of its code, which stands for ``folder``; empty if there is none."""
 
     @classmethod
     def of_attempt(cls, directory: RunDir, run: Run, attempt: Attempt) -> LookedUp:
@@ -42,11 +44,13 @@ class LookedUp:
             folder=plan.workdir if plan is not None else "",
             python=plan.python if plan is not None else "",
             gpus=int(run.resources.get("gpus_per_node") or 0),
+            copy=str(plan.working_directory(directory.code)) if plan is not None and plan.code is not None else "",
         )
 
     def exists(self, path: str) -> bool:
         """Whether this machine has this ``path`` now."""
-        return os.path.exists(path)  # noqa: PTH110 (a directory that cannot be entered is an error for Path.exists)
+        # A directory that cannot be entered is an error for Path.exists.
+        return any(os.path.exists(place) for place in self._places(path))  # noqa: PTH110
 
     def names_in(self, folder: str) -> Sequence[str]:
         """The names in a ``folder`` of this machine."""
@@ -62,11 +66,11 @@ class LookedUp:
 
     def owner(self, path: str) -> str:
         """The user and the rights of a ``path``, in words."""
-        try:
-            status = os.stat(path)  # noqa: PTH116
-        except OSError:
-            return ""
-        return f"{user_name(status.st_uid)} ({stat.filemode(status.st_mode)})"
+        for place in self._places(path):
+            with contextlib.suppress(OSError):
+                status = os.stat(place)  # noqa: PTH116
+                return f"{user_name(status.st_uid)} ({stat.filemode(status.st_mode)})"
+        return ""
 
     def version(self, package: str) -> str:
         """The version of this ``package``."""
@@ -75,6 +79,12 @@ class LookedUp:
             if head == package and rest.endswith(".dist-info"):
                 return rest.removesuffix(".dist-info")
         return ""
+
+    def _places(self, path: str) -> Iterator[str]:
+        """The path, and where the run has a copy of it."""
+        yield path
+        if self.copy and path.startswith(f"{self.folder}/"):
+            yield self.copy + path.removeprefix(self.folder)
 
     @cached_property
     def _modules(self) -> frozenset[str]:

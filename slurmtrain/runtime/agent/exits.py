@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -125,7 +126,9 @@ def _exit_of(process: Any, at: float, code: int, raised: tuple[float, str] | Non
     own_lines = without_report(_last_lines(log, _REPORT_LINES)) if process.returncode else []
     lines = own_lines[-_TAIL_LINES:]
     limit = exceeded_limit(code, [raised[1]] if raised else lines)
-    exception = find_raised(own_lines, raised[1] if raised else "", more.get("rank")) if code > 0 else None
+    # Python ends itself by SIGINT after a KeyboardInterrupt.
+    may_raise = code > 0 or code == -signal.SIGINT
+    exception = find_raised(own_lines, raised[1] if raised else "", more.get("rank")) if may_raise else None
     stack = exception or (find_fatal(own_lines)[1] if code < 0 else Raised(""))
     error = exception.text if exception is not None else ""
     return Exit(

@@ -375,7 +375,7 @@ class Unusable:
         (Unusable(), "its attribute steps['done'][0] (function) is neither a tensor nor a plain value"),
         (
             threading.Thread(),
-            "'obj' (Thread) cannot be saved: it has neither() and load_state_dict(), and its attribute",
+            "'obj' (Thread) has no state_dict() and load_state_dict(), and its attribute",
         ),
     ],
 )

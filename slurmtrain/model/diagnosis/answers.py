@@ -92,7 +92,8 @@ def running(
     # What keeps it from training comes first; of what makes it slow, the worst is worth the sentence.
     stops = [*_stops(run, activity, now, advice)]
     problems = [*_problems(run, attempt, activity, now, advice)]
-    sentence = [*stops, _progress(run, attempt, now), *problems][:2]
+    progress = _progress(run, attempt, now)
+    sentence = [*stops, progress.removeprefix("trains: ") if stops else f"it {progress}", *problems][:2]
     details = [*[*stops, *problems][1:], _saved(run, attempt, now), *_times(run, attempt), *_nodes(attempt, activity)]
     return StateAnswer(headline="; ".join(sentence), details=[each for each in details if each], advice=advice)
 
@@ -135,12 +136,12 @@ def _progress(run: Mapping[str, Any], attempt: Attempt, now: float) -> str:
     """How far it is, and how long it takes yet."""
     if run["step"] is None or (attempt.last_step is None and not run["steps_per_second"]):
         since = "" if attempt.started_at is None else f" for {format_span(max(0.0, now - attempt.started_at))}"
-        return f"it has been running{since}, and no step was logged" + (f"; {run['reason']}" if run["reason"] else "")
+        return f"has been running{since}, and no step was logged" + (f"; {run['reason']}" if run["reason"] else "")
     total = run["total_steps"]
     step = f"step {run['step']}" + (f" of {total} ({100 * run['step'] / total:.0f} %)" if total else "")
     rate = f", {run['steps_per_second']:.3g} steps/s" if run["steps_per_second"] else ""
     to_go = f", {format_span(run['eta_seconds'])} to go" if run["eta_seconds"] else ""
-    return f"it trains: {step}{rate}{to_go}"
+    return f"trains: {step}{rate}{to_go}"
 
 
 def _stops(run: Mapping[str, Any], activity: Activity, now: float, advice: list[str]) -> Iterator[str]:
@@ -148,7 +149,8 @@ def _stops(run: Mapping[str, Any], activity: Activity, now: float, advice: list[
     if run["reason"] and run["step"] is not None and not _is_growth(run["reason"]):
         yield run["reason"]
     at, gap_s = activity.last_step_at, activity.widest_gap_s
-    if at is not None and gap_s is not None and now - at > max(LEAST_S, TIMES * gap_s):
+    is_paused = run["reason"].startswith("paused")
+    if at is not None and gap_s is not None and not is_paused and now - at > max(LEAST_S, TIMES * gap_s):
         advice.append(f"`slurmtrain logs {run['id']}` shows what its ranks print; requeue.hang_after limits a step")
         yield f"no step was finished for {format_span(now - at)}, so that it may hang"
 

@@ -58,8 +58,14 @@ BUSY = Activity(gpus={"n1 GPU 0": 2.0, "n2 GPU 0": 90.0}, cpus={"n1": 99.0})
         (Activity(gpus={"n1 GPU 0": 2.0}), {}, {}, "1 of 1 GPUs is idle (at least 2 % busy: n1 GPU 0)"),
         (Activity(), {"stragglers": [{"rank": 3, "host": "n2", "ratio": 2.5}]}, {}, "rank 3 on n2 is 2.5 times"),
         (Activity(), {"spent": {"train": 60.0, "stall": 40.0}}, {}, "training waits for saves for 40 % of its time"),
+        (
+            Activity(last_step_at=NOW - 700, widest_gap_s=2.0),
+            {},
+            {"reason": "paused after step 400: evaluation", "eta_seconds": None},
+            "paused after step 400: evaluation; step 400 of 1000 (40 %), 2 steps/s",
+        ),
         (Activity(), {}, {"reason": "job 5 waits for up to 2 more node(s)"}, "300 s to go"),
-        (Activity(), {}, {"reason": "its disk is full"}, "its disk is full; it trains: step 400"),
+        (Activity(), {}, {"reason": "its disk is full"}, "its disk is full; step 400 of 1000 (40 %)"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_or_slow_is_in_the_first_line(

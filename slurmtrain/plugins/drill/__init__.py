@@ -77,7 +77,7 @@ def _print_report(report: DrillReport) -> None:
     if report.again is not None:
         output.paragraph(f"undisturbed once more: its last checkpoint {report.again.describe()}", "  ")
     if not report.verdicts:
-        output.echo(f"no fault was tried; 'slurmtrain doctor {run.id}' says more")
+        output.echo(f"no fault was tried; 'slurmtrain why {run.id}' says more")
         return
     tables.print_table(_HEADERS, [_verdict_row(verdict) for verdict in report.verdicts])
     for verdict in report.verdicts:

@@ -145,7 +145,7 @@ def not_hit_verdict(fault: str, run: Run, why: str = "") -> FaultVerdict:
     if not why and run.state != "completed":
         reason = f": {run.reason}" if run.reason else ""
         problem = f"it ended as {run.state} before the fault{reason}"
-        return replace(verdict, problems=[DrillProblem(problem, f"'slurmtrain doctor {run.id}' says more")])
+        return replace(verdict, problems=[DrillProblem(problem, f"'slurmtrain why {run.id}' says more")])
     if not why and fault == "save":
         why = "it finished before one of its saves could be caught half-written"
     advice = "make it longer, or have it save sooner, for example with the override checkpoint.every.steps=5"
@@ -256,7 +256,7 @@ def _judge_end(verdict: FaultVerdict, facts: DrillFacts, findings: Findings) -> 
         # That it was not restarted explains its state.
         if verdict.restarted_by is not None:
             reason = f": {run.reason}" if run.reason else ""
-            findings.add(f"it ended as {run.state}{reason}", f"'slurmtrain doctor {verdict.run_id}' says more")
+            findings.add(f"it ended as {run.state}{reason}", f"'slurmtrain why {verdict.run_id}' says more")
         return
     for expected, reached in (facts.comparison.steps or (None, None), (facts.baseline.run.step, run.step)):
         if expected is not None and reached is not None and reached < expected:

@@ -133,7 +133,7 @@ def test_a_failed_undisturbed_run_ends_the_drill(
     assert call(monkeypatch, tmp_path, DrillReport(executor="local", baseline=Baseline(run=failed))) == 1
     output = capsys.readouterr().out
     assert "undisturbed: run REF failed: rank 0 exited with code 1" in output
-    assert "'slurmtrain doctor REF'" in output
+    assert "'slurmtrain why REF'" in output
 
 
 def test_an_unknown_fault_is_refused_with_the_known_ones(

@@ -135,7 +135,7 @@ def with_run(facts: DrillFacts, *attempts: Attempt, **more: Any) -> DrillFacts:
          "it resumed from step 20, although step 30 was saved", "'slurmtrain verify RUN'"),
         (with_run(preempted(), preempted().run.attempts[0], state="failed", reason="requeue.enabled is false"),
          "it was not restarted: requeue.enabled is false", "docs/requeue.md"),
-        (with_run(preempted(), state="failed", reason="rank 0 died"), "it ended as failed: rank 0 died", "doctor"),
+        (with_run(preempted(), state="failed", reason="rank 0 died"), "it ended as failed: rank 0 died", "why"),
         (replace(preempted(), comparison=CheckpointComparison(identical=None, why="other steps", steps=(100, 28))),
          "it completed at step 28, but the undisturbed run at step 100", "exit with 75"),
         (with_run(preempted(), step=49), "it completed at step 49, but the undisturbed run at step 50", "exit with 75"),

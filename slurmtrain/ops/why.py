@@ -23,7 +23,7 @@ from slurmtrain.model.run.events.command_events import JobObserved
 from slurmtrain.model.run.job_state import HELD, SUSPENDED
 from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import ENDED, Attempt, Run
-from slurmtrain.ops.diagnose import AttemptDiagnosis, diagnose
+from slurmtrain.ops.diagnose import AttemptDiagnosis, diagnose, suspended
 from slurmtrain.ops.shared.relatives import WAITING, open_upstreams
 from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
@@ -117,15 +117,15 @@ def explain(
     if is_readable and run.state in WAITING:
         return _explain_waiting(workspace, runs, record, run, nothing, ask=ask)
     is_suspended = live is not None and live.state == SUSPENDED
-    needs_logs = is_readable and (run.state in _EXPLAINED or is_suspended or (ask and run.state != "cancelled"))
+    needs_logs = is_readable and (run.state in _EXPLAINED or (ask and run.state != "cancelled"))
     diagnosis = nothing
     if needs_logs and attempt is not None:
         diagnosis = diagnose(workspace, run_id, attempt.number, live)
     if run.state in _EXPLAINED and is_readable:
         return Explanation(headline=diagnosis.headline or run.reason, diagnosis=diagnosis)
-    root = diagnosis.diagnosis.root
-    if is_suspended and root is not None:
-        return Explanation(headline=diagnosis.headline, advice=[root.first.fix], diagnosis=diagnosis)
+    if is_suspended and live is not None:
+        stop = suspended(live.reason, listed.job_id)
+        return Explanation(headline=stop.cause, advice=[stop.fix], diagnosis=diagnosis)
     if run.state in ENDED or not is_readable or attempt is None:
         canceller = "" if run.cancelled or run.state != "cancelled" else _canceller(workspace, run)
         answer = answers.ended(record, run.attempts, canceller)
@@ -160,10 +160,9 @@ def _stopping(workspace: Workspace, run: Run, attempt: Attempt) -> str:
 
 def _canceller(workspace: Workspace, run: Run) -> str:
     """Who cancelled the job of a run in Slurm, if accounting says so: ``CANCELLED by 1001``."""
-    for event in workspace.store.events(run.id, JobObserved):
-        if (match := _CANCELLED_BY.fullmatch(event.payload.state or "")) is not None:
-            return user_name(int(match[1]))
-    return ""
+    states = [event.payload.state or "" for event in workspace.store.events(run.id, JobObserved)]
+    cancelled = [match for match in map(_CANCELLED_BY.fullmatch, states) if match]
+    return user_name(int(cancelled[-1][1])) if cancelled else ""
 
 
 def _explain_waiting(

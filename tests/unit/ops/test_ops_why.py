@@ -87,6 +87,11 @@ def test_a_run_that_trains_says_so_with_its_last_save(
     )
     assert explanation.details[0].startswith("last save: step 5, ")
     assert "raise resources.cpus_per_node" in explanation.advice[0]
+    slurm.jobs = [job("SUSPENDED", sim.job)]
+    explanation = why(workspace, ask=False)
+    assert explanation.headline.startswith("Slurm has suspended it: its processes are stopped")
+    assert f"`scontrol resume {sim.job}`" in explanation.advice[0]
+    slurm.jobs = [job("RUNNING", sim.job)]
     sim.node("stopping", cause="preempted", why="SIGTERM came", signal="SIGTERM")
     assert why(workspace).headline == "it is ending, and its ranks save and exit: SIGTERM came"
     sim.cancel()

@@ -81,8 +81,6 @@ CHECKPOINT_COLUMNS: Mapping[str, Column] = {
 _SHOWN = frozenset({"id", "name", "state", "step", "reason", "submitted_at", "eta_seconds", "steps_per_second"})
 # Behind these stands what a question is about.
 _FIRST = 3
-# Before the parameters that all runs of a list have in common.
-_SHARED = "the same in all: "
 # Cells of a field that somebody asked for, before it is cut.
 _ROOM_OF_FIELDS = 8
 # What CSV has of each run, before its parameters and metrics, and behind them.
@@ -153,8 +151,8 @@ def print_runs(runs: Sequence[Mapping[str, Any]], fields: Sequence[str] = (), on
     print_lines(columns_of(runs, fields, only), runs)
     settings = [run["params"] for run in runs if not is_folded(run)]
     if output.is_terminal(sys.stdout) and not only and (shared := shared_settings(settings)):
-        line = formatting.params_within([{"params": shared}], output.width() - len(_SHARED))[0]
-        output.note(_SHARED + line)
+        label = "the same in all: " if len(settings) > 1 else "params: "
+        output.note(label + formatting.params_within([{"params": shared}], output.width() - len(label))[0])
 
 
 def print_runs_csv(runs: Sequence[Mapping[str, Any]], names: Sequence[str]) -> None:

@@ -10,7 +10,7 @@ from helpers.terminal import on_terminal
 
 def trains(text: str) -> bool:
     """Whether a run called light makes steps in its newest attempt."""
-    return re.search(r"light +running +[1-9]\d*/100000 .* \d+/s", text) is not None
+    return re.search(r"light +running +[1-9]\d*/100000 .* [\d.]+/s", text) is not None
 
 
 def test_a_run_is_followed_saves_is_cancelled_and_resumed_by_keys(site: Site) -> None:

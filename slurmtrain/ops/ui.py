@@ -211,7 +211,7 @@ class Display:
         shown = self._shown
         try:
             if self.server is not None:
-                client: Any = RestClient(self.server.uri, {})
+                client: Any = RestClient(self.server.uri, {}, proxies=False)
             else:
                 # It knows all ways to log in. Importing mlflow takes a second.
                 from slurmtrain.tracking.to_mlflow.mlflow_tracker import MlflowTracker

@@ -67,8 +67,14 @@ class RestClient:
     newest values of ``params``, ``tags`` and ``metrics`` by name.
     """
 
-    def __init__(self, uri: str, environ: Mapping[str, str]) -> None:
-        """``uri``: the server's address. ``environ``: where MLflow's variables are."""
+    def __init__(self, uri: str, environ: Mapping[str, str], *, proxies: bool = True) -> None:
+        """Nothing is asked yet.
+
+        Args:
+            uri: The server's address.
+            environ: Where MLflow's variables are.
+            proxies: Whether requests may go through the proxies that the environment of this process names.
+        """
         parts = urlsplit(uri)
         self._base = f"{urlunsplit(parts._replace(path=parts.path.rstrip('/')))}/api/2.0/mlflow"
         self._headers = {"Content-Type": "application/json", "User-Agent": "slurmtrain", **_authorization(environ)}
@@ -80,6 +86,8 @@ class RestClient:
         handlers: list[urllib.request.BaseHandler] = [_NoRedirect()]
         if parts.scheme == "https":
             handlers.append(urllib.request.HTTPSHandler(context=_context(environ)))
+        if not proxies:
+            handlers.append(urllib.request.ProxyHandler({}))
         self._opener = urllib.request.build_opener(*handlers)
 
     # Arguments and results are the same as in mlflow.MlflowClient.

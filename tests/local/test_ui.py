@@ -11,6 +11,7 @@ import sys
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from math import exp
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -18,6 +19,8 @@ from urllib.parse import urlsplit
 import psutil
 import pytest
 from helpers.accounts import BOB, people
+from helpers.browser import browser
+from helpers.rare import rare
 from helpers.simulated_run import SimulatedRun
 from helpers.site import Site, until
 
@@ -36,6 +39,7 @@ def site(tmp_path: Path) -> Site:
 
 
 def make_run(site: Site, run_id: str, uri: str | None = None) -> None:
+    """A run that trains."""
     run = SimulatedRun(RunsRoot(site.runs).run(run_id), spec={"name": "digits", "tracking": {"mlflow": {"uri": uri}}})
     run.submitted().started().reached(3, loss=0.5).reached(4, loss=0.25).saved(4)
 
@@ -137,6 +141,8 @@ def test_the_runs_of_an_experiment_are_shown_and_the_server_dies_with_the_comman
 def test_a_run_has_its_own_page_an_ssh_session_gets_the_line_for_a_tunnel_and_ctrl_c_is_no_error(site: Site) -> None:
     port, _ = free_ports()
     ssh = {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 2222", "DISPLAY": ":99", "BROWSER": "false"}
+    # What is on this machine is asked for without a proxy.
+    ssh |= {"http_proxy": "http://127.0.0.1:9", "no_proxy": ""}
     with showing(site, NEWER, "--port", str(port), **ssh) as (process, address):
         shown, _, page = address.partition("/runs/")[2].partition("/")
         tags = ask(address, f"runs/get?run_id={shown}")["run"]["data"]["tags"]
@@ -155,5 +161,55 @@ def test_a_run_that_is_not_in_mlflow_is_an_error_that_says_why(tmp_path: Path) -
     assert "there are no runs in " in site.call("ui", code=2).stderr
     SimulatedRun(RunsRoot(site.runs).run(OLDER), spec={"name": "digits"}).submitted().started()
     error = site.call("ui", "digits", code=2).stderr
-    assert f"run {OLDER} is not in MLflow: " in error
+    assert f"MLflow has nothing of run {OLDER}: " in error
     assert "tracking.mlflow.enabled is false" in error
+
+
+# --- what a person sees -----------------------------------------------------------------------------------------------
+
+IMAGES = Path(__file__).resolve().parents[2] / "docs" / "images"
+# How many curves the charts have, by the name of their metric: MLflow draws each of them twice.
+CURVES = """
+const cards = document.querySelectorAll('[data-testid="experiment-view-compare-runs-card"]')
+return Object.fromEntries([...cards].map(card => [
+    card.innerText.split('\\n')[0],
+    new Set([...card.querySelectorAll('.trace path.js-line')].map(path => path.getAttribute('d'))).size]))
+"""
+# In a new browser, MLflow opens a panel beside its page: closes it; returns whether it was open.
+CLOSE_PANEL = "const close = document.querySelector('button[aria-label=Close]'); close?.click(); return close !== null"
+
+
+@rare
+@pytest.mark.parametrize(
+    ("name", "picture", "curves"), [("0sweep0000", "ui-sweep", 6), ("0aaaaaaaa3", "ui-run", 1)], ids=["sweep", "run"]
+)
+def test_a_browser_shows_curves_on_the_first_page(tmp_path: Path, name: str, picture: str, curves: int) -> None:
+    site = Site(tmp_path)
+    for number, lr in enumerate((0.02, 0.03, 0.05, 0.08, 0.13, 0.2)):
+        add_trained(site, f"0aaaaaaaa{number}", lr, sweep="0sweep0000")
+    # Of another sweep, and deleted before MLflow knew it.
+    add_trained(site, "0aaaaaaaa6", 0.3, sweep="0sweep0001")
+    add_trained(site, "0aaaaaaaa7", 0.4, sweep="0sweep0000").command("delete", bytes=1, by="ada@login")
+    with showing(site, name) as (_, address), browser(tmp_path) as page:
+        page.open(address)
+        expected = {"loss": curves, "accuracy": curves}
+        page.wait_for(CURVES, lambda shown: shown.items() >= expected.items())
+        page.wait_for(CLOSE_PANEL, lambda was_open: not was_open)
+        page.wait_for(CURVES, lambda shown: shown.items() >= expected.items())
+        drawn = page.picture()
+    assert len(drawn) < 150_000
+    if os.environ.get("UPDATE_GOLDEN"):
+        (IMAGES / f"{picture}.png").write_bytes(drawn)
+
+
+def add_trained(site: Site, run_id: str, lr: float, **created: Any) -> SimulatedRun:
+    """A run that has trained for 100 steps, and of which MLflow knows nothing."""
+    now = 1_795_000_000.0 + 1000 * int(run_id[-1])
+    spec = {"name": "digits", "params": {"lr": lr}, "tracking": {}}
+    run = SimulatedRun(RunsRoot(site.runs).run(run_id), spec=spec, executor="local", now=now)
+    varies = {"params.lr": lr}
+    run.write("journal/created.jsonl", "created", name="digits", executor="local", varies=varies, **created)
+    run.submitted().started()
+    for step in range(1, 101):
+        run.reached(step, at=now + step, loss=2.3 * exp(-step * lr) + 0.1, accuracy=1 - 0.9 * exp(-step * lr))
+    return run.later(100).saved(100).ended("completed")

@@ -104,6 +104,10 @@ class Tracker(ABC):
         self.notes: list[str] = []
         """The things that it did not take so far, as sentences without a full stop."""
 
+    @classmethod  # noqa: B027 (most import little)
+    def preload(cls) -> None:
+        """Import what takes seconds to import; otherwise, :meth:`__init__` does."""
+
     @abstractmethod
     def begin(self, tracked: TrackedRun, start: Start) -> Begun:
         """Find or create the remote run. Raises TrackingError."""
@@ -260,6 +264,13 @@ def check_tracker(name: str) -> None:
     # Looked for, not imported: that takes seconds for some.
     if point.value.startswith(_OWN) and (package := point.load().package) and find_spec(package) is None:
         raise UserError(f"the tracker {name} is not installed: pip install 'slurmtrain[{name}]'")
+
+
+def preload_tracker(name: str) -> None:
+    """Import the packages of the tracker of this ``name``; if that fails, :func:`open_tracker` says so."""
+    with contextlib.suppress(Exception):  # other people's code raises anything
+        if (point := _entry_point(name)) is not None:
+            point.load().preload()
 
 
 def open_tracker(name: str, settings: Mapping[str, Any], root: RunsRoot) -> Tracker:

@@ -21,7 +21,16 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.cells import Sent, write_sent
 from slurmtrain.runtime.job.run_reader import LoggedLines, logged_lines
 from slurmtrain.system.locks import locked
-from slurmtrain.tracking.tracker import NoAnswer, Start, TrackedPoint, TrackedRun, Tracker, open_tracker, writes_files
+from slurmtrain.tracking.tracker import (
+    NoAnswer,
+    Start,
+    TrackedPoint,
+    TrackedRun,
+    Tracker,
+    open_tracker,
+    preload_tracker,
+    writes_files,
+)
 
 if TYPE_CHECKING:
     from slurmtrain.registry.rows import Listed
@@ -66,6 +75,7 @@ def mirror_runs(
     waiting.sort(key=lambda run_id: (run_id in first, run_id), reverse=True)
     report(waiting, len(waiting), outcome)
     trackers = Trackers(workspace)
+    _preload_trackers(workspace, waiting)
     for number, run_id in enumerate(waiting, 1):
         try:
             with _turn(workspace.root):
@@ -82,6 +92,15 @@ def mirror_runs(
         report(waiting[number:], len(waiting), outcome)
     outcome.notes += trackers.notes
     return outcome
+
+
+def _preload_trackers(workspace: Workspace, run_ids: Sequence[str]) -> None:
+    """Import what the trackers of the first of these runs need, before anybody has to wait for that."""
+    with contextlib.suppress(SlurmtrainError, OSError):
+        for run_id in run_ids[:1]:
+            if (run := workspace.store.load(run_id)) is not None:
+                for target in targets_of(workspace, current_plan(workspace.root.run(run_id), run)):
+                    preload_tracker(target.name)
 
 
 @contextlib.contextmanager

@@ -46,18 +46,12 @@ class MlflowTracker(Tracker):
         self.label = f"the MLflow store {self.uri}"
         self._run_id = self._mlflow_id = ""
         self._metrics: MetricLog | None = None
-        # No telemetry, no printing, no waiting for minutes for a server that is down, unless the user says otherwise.
-        for name, value in _QUIET.items():
-            os.environ.setdefault(name, value)
-        # After the variables are set: importing MLflow already sets up its telemetry.
+        self.preload()
         import mlflow
         from mlflow import entities
         from mlflow.exceptions import MlflowException
         from sqlalchemy.exc import SQLAlchemyError
 
-        for name in ("mlflow", "alembic"):
-            # The exception already says in a sentence what went wrong; MLflow would also print its traceback.
-            logging.getLogger(name).setLevel(logging.CRITICAL)
         failure: tuple[type[Exception], ...] = (MlflowException, OSError, SQLAlchemyError)
         try:
             usable = prepare(self.uri, root, mlflow.MlflowClient)
@@ -67,6 +61,19 @@ class MlflowTracker(Tracker):
         self._api = Api(self.uri, self._client, entities, failure)
         self._runs = MlflowRuns(self._api, root)
         self.notes = self._runs.notes
+
+    @classmethod
+    def preload(cls) -> None:
+        """As :meth:`Tracker.preload`."""
+        # No telemetry, no printing, no waiting for minutes for a server that is down, unless the user says otherwise.
+        for name, value in _QUIET.items():
+            os.environ.setdefault(name, value)
+        # After the variables are set: importing MLflow already sets up its telemetry.
+        import mlflow  # noqa: F401
+
+        for name in ("mlflow", "alembic"):
+            # The exception already says in a sentence what went wrong; MLflow would also print its traceback.
+            logging.getLogger(name).setLevel(logging.CRITICAL)
 
     def _explain(self, error: Exception) -> str:
         """What went wrong in the store, and what to do about it where that is known."""

@@ -205,6 +205,6 @@ def test_nothing_is_done_with_a_run_that_cannot_be_read(ground: Ground, name: st
     assert called.returncode == 1
     assert [(each["id"], each["state"]) for each in json.loads(called.stdout)["runs"]] == [(run.id, "unreadable")]
     shown = ground.call("show", run.id)
-    assert "unreadable: journal" in shown.stdout
+    assert "unreadable\nwhy         journal" in shown.stdout
     assert ATTACKS[name][1] in ground.call("doctor", run.id).stdout
     assert ground.snapshot() == before

@@ -324,13 +324,12 @@ def report_attempt(reports: Sequence[ExitReport], hang: str | None = None, lost:
 class KernelEvidence:
     """What the kernel of a node has recorded since its ranks started.
 
-    ``oom_kills``: processes killed for lack of memory, of the job alone or (not ``own``) of the whole machine.
+    ``oom_kills``: processes killed for lack of memory, of the job alone or, where that is not counted, of the machine.
     ``memory_limit``: the job's, in bytes; None if there is none. ``xids``: errors of GPUs, as
     ``runtime/preflight/facts/gpus.find_xids`` returns them.
     """
 
     oom_kills: int = 0
-    own: bool = True
     memory_limit: int | None = None
     xids: Sequence[Mapping[str, Any]] = ()
 
@@ -451,9 +450,9 @@ def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None
         if kernel.memory_limit is not None
         else "the node had no memory left"
     )
-    # If the count is for the whole machine, a killed process may be another job's; that a rank is killed meanwhile by
-    # somebody else is far less likely, but that one of its children is, or only seems to be, is not.
-    if kernel.oom_kills > 0 and (killed or (kernel.own and child_killed)):
+    # If the count is for the whole machine, it may be of another job's process; but that somebody else kills one of
+    # this rank's meanwhile is far less likely.
+    if kernel.oom_kills > 0 and (killed or child_killed):
         whose = "" if killed else "a process of "
         return f"{whose}{subject} was killed for memory: {limit}"
     if _GPU_MEMORY.search(message):

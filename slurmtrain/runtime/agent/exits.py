@@ -177,9 +177,7 @@ class KernelState:
     def changes(self) -> KernelEvidence:
         """What the kernel has recorded since this state was read."""
         memory = memory_events().since(self.memory)
-        return KernelEvidence(
-            oom_kills=memory.kills or 0, own=memory.own, memory_limit=memory.limit_bytes, xids=xids(self.record)
-        )
+        return KernelEvidence(oom_kills=memory.kills or 0, memory_limit=memory.limit_bytes, xids=xids(self.record))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

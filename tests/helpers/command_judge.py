@@ -34,7 +34,7 @@ _LOST_INTERRUPT = re.compile(
 _CONTROL = re.compile("[\x00-\x08\x0b-\x0c\x0e-\x1f\x7f-\x9f]")
 # Files at the top of a runs root that commands rewrite.
 _CACHES = re.compile(
-    r"\.?(registry\.db|mlflow\.db)[^/]*|mlartifacts(/.*)?|\.(watch|mlflow|counters)\.lock|\.squeue\.json"
+    r"\.?(registry\.db|mlflow\.db)[^/]*|mlartifacts(/.*)?|\.(watch|mlflow|mlflow\.queue|counters)\.lock|\.squeue\.json"
     r"|\.histories(/.*)?|searches/[0-9a-z]{10}\.(json|lock)|counters\.jsonl|(csv|curves)/[0-9a-z]{10}\.csv|wandb/[0-9a-z]{10}\.(csv|json)"
     r"|tensorboard/[0-9a-z]{10}/(slurmtrain\.json|events\.out\.tfevents\.[0-9]{10}\.slurmtrain)"
 )

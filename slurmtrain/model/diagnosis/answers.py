@@ -177,7 +177,7 @@ def _problems(
         are = f"{len(idle)} of {len(activity.gpus or ())} GPUs {verb} idle"
         cpus = max((activity.cpus or {}).values(), default=0.0)
         if cpus > _BUSY_CPU:
-            advice.append("raise resources.cpus_per_node, or do less per sample in the data loader")
+            advice.append("raise resources.cpus_per_proc, or do less per sample in the data loader")
             are += f" while processors are {cpus:.0f} % busy, so that the data loader may be too slow"
         yield f"{are} (at least {min(idle.values()):.0f} % busy: {name_some(list(idle))})"
     for straggler in attempt.stragglers[-1:]:

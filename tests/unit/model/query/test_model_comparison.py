@@ -68,7 +68,7 @@ def test_a_metric_is_named_with_or_without_its_section() -> None:
     [
         ("lr", RECORDS,
          "the name of metrics.lr does not show whether larger or smaller values are better: --max or --min"),
-        ("acd", RECORDS, "none of these runs has a field 'acd'"),
+        ("acd", RECORDS, "none of these runs has a metric 'acd'; did you mean 'acc'"),
         (None, RECORDS, "choose a metric with --by: metrics.acc, metrics.loss, metrics.lr"),
         (None, [{"metrics": {}}], "none of the runs has a metric"),
     ],

@@ -101,7 +101,7 @@ def test_a_name_means_the_newest_run_of_that_name_and_the_name_of_a_sweep_all_of
     assert submit_all(workspace, write("byid", f"after: {elements[0]}"))
     lines = select_runs(workspace, observe(workspace).runs, Question(names=[report], tree=True, folds=True)).lines
     assert [(line["name"], line["depth"], line["state"], line["reason"].partition("; ")[0]) for line in lines] == [
-        ("prep", 0, "3 pending", "3 runs"),
+        ("prep", 0, "3 pending", ""),
         ("report", 1, "pending", "after prep (3 pending)"),
         ("many", 1, "2 pending", f"after {elements[0]} (pending)"),
         ("byid", 1, "pending", f"after {elements[0]} (pending)"),

@@ -276,19 +276,18 @@ def _wait(workspace: Workspace, run_ids: Sequence[str], *, until: float) -> dict
     """Wait, by the journals alone, until active runs have ended and their processes are gone. Slurm is asked later."""
     while True:
         runs = _load_runs(workspace, run_ids)
-        active = [run for run in runs.values() if _is_active(run)]
+        active = [
+            run
+            for run in runs.values()
+            if (run.executor == "local" and (not run.ended or alive(run) is True))
+            or (run.executor != "local" and not run.ended and run.newest and run.newest.hosts and not run.newest.ended)
+        ]
         if time.monotonic() >= until or not active:
             return runs
         if all(run.executor == "local" and alive(run) is False for run in active):
             # Their end is about to be observed, unless the disk is too full to record it.
             until = min(until, time.monotonic() + _GONE_S)
         time.sleep(_POLL_S)
-
-
-def _is_active(run: Run) -> bool:
-    if run.executor == "local":
-        return not run.ended or alive(run) is True
-    return not run.ended and run.newest is not None and bool(run.newest.hosts) and not run.newest.ended
 
 
 # --- runs that cannot be written to ----------------------------------------------------------------------------------

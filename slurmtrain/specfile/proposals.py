@@ -320,14 +320,15 @@ def _needed_lines(setup: list[str], command: str) -> list[str]:
     while len(kept) != len(before):
         before = kept
         texts = [*before, command]
-        kept = [line for line in before if line.startswith("export") or not _is_unread(line, texts)]
+        # A line stays if it sets no variables, or if one of the texts, itself aside, has their names.
+        kept = [
+            line
+            for line in before
+            if line.startswith("export")
+            or not (names := _assigned(line))
+            or any(re.search(rf"\b(?:{'|'.join(names)})\b", text) for text in texts if text != line)
+        ]
     return kept
-
-
-def _is_unread(line: str, texts: list[str]) -> bool:
-    """Whether a line sets variables, and none of these ``texts``, itself aside, has their names."""
-    names = _assigned(line)
-    return bool(names) and not any(re.search(rf"\b(?:{'|'.join(names)})\b", text) for text in texts if text != line)
 
 
 def _assigned(line: str) -> set[str]:

@@ -15,7 +15,7 @@ from itertools import pairwise
 from pathlib import PurePosixPath
 from typing import Protocol
 
-from slurmtrain.model.diagnosis.tracebacks import Raised, TraceFrame
+from slurmtrain.model.diagnosis.tracebacks import Raised
 from slurmtrain.model.experiment.kinds import nearest
 from slurmtrain.model.interruption.exit_report import is_cascade, shell_signal
 
@@ -132,8 +132,7 @@ def at_place(raised: Raised | None) -> str:
 
 
 def _missing_module(match: re.Match[str], raised: Raised, facts: Facts) -> Explained | None:
-    module = match[1]
-    top = module.partition(".")[0]
+    module, top = match[1], match[1].partition(".")[0]
     importable, where = facts.modules(), at_place(raised)
     if match[2] and (hiding := _hiding(top, raised, facts)):
         return _shadow(hiding, top)
@@ -191,18 +190,10 @@ def _hides(raised: Raised) -> str:
     frames = [frame for frame in raised.frames if not frame.file.startswith("<")]
     for outer, frame in pairwise(frames):
         stem = PurePosixPath(frame.file).stem
-        if _is_import(frame) and outer.is_library and stem in sys.stdlib_module_names:
+        is_import = not frame.is_library and frame.function == "<module>"
+        if is_import and outer.is_library and stem in sys.stdlib_module_names:
             return f"rename {PurePosixPath(frame.file).name}: it hides Python's module {stem}"
     return ""
-
-
-def _is_import(frame: TraceFrame) -> bool:
-    return not frame.is_library and frame.function == "<module>"
-
-
-def _missing_library(match: re.Match[str], raised: Raised, _: Facts) -> Explained:
-    cause = f"the library {match[1]} is missing{at_place(raised)}"
-    return Explained(IMPORT, cause, "load it in setup (`module load ...`), or add its directory to LD_LIBRARY_PATH")
 
 
 def _missing_file(match: re.Match[str], raised: Raised, facts: Facts) -> Explained:
@@ -224,19 +215,6 @@ def _missing_file(match: re.Match[str], raised: Raised, facts: Facts) -> Explain
     return Explained("missing-file", cause, relative if beside else "correct the path, or make the file")
 
 
-def _forbidden(match: re.Match[str], raised: Raised, facts: Facts) -> Explained:
-    owner = facts.owner(str(PurePosixPath(facts.folder, match[1])))
-    cause = f"{match[1]} may not be opened{at_place(raised)}" + (f": it belongs to {owner}" if owner else "")
-    return Explained("permission", cause, "choose another place, or have its rights changed")
-
-
-def _cpu_build(_: re.Match[str], raised: Raised, facts: Facts) -> Explained:
-    version = facts.version("torch")
-    build = f"the installed torch{f' {version}' if version else ''} is a build without CUDA"
-    fix = "install a build with CUDA (https://pytorch.org/get-started), or use the CPU: device = 'cpu'"
-    return Explained("cpu-build", f"the script asked for CUDA, and {build}{at_place(raised)}", fix)
-
-
 def _no_gpu(_: re.Match[str], raised: Raised, facts: Facts) -> Explained:
     if facts.is_local:
         cause, fix = "this machine has no GPU that torch can use", "use the CPU, or run it where there are GPUs"
@@ -248,29 +226,36 @@ def _no_gpu(_: re.Match[str], raised: Raised, facts: Facts) -> Explained:
     return Explained("no-gpu", f"{cause}{at_place(raised)}", fix)
 
 
-def _no_network(match: re.Match[str], raised: Raised, _: Facts) -> Explained:
-    cause = f"the network did not reach what the script asked for ({match[0]}){at_place(raised)}"
-    return Explained("no-network", cause, "fetch it before: nodes of many clusters have no way to the internet")
-
-
-def _interrupted(_: re.Match[str], raised: Raised, __: Facts) -> Explained:
-    return Explained("interrupted", f"your script was interrupted (KeyboardInterrupt){at_place(raised)}")
-
-
 # Of what an exception says, to what explains it; the first one that does not return None counts.
 _EXCEPTIONS: tuple[tuple[str, Callable[[re.Match[str], Raised, Facts], Explained | None]], ...] = (
     (r"^ModuleNotFoundError: No module named '([\w.]+)'(; '\w+' is not a package)?", _missing_module),
     (r"partially initialized module '([\w.]+)'", _partly_imported),
     (r"^AttributeError: module '(\w+)' has no attribute", _attribute_of_module),
     (r"^ImportError: cannot import name '\w+' from '(\w+)' \(/", _attribute_of_module),
-    (r"^(?:ImportError|OSError): (\S+\.so[.\d]*): cannot open shared object file", _missing_library),
+    (r"^(?:ImportError|OSError): (\S+\.so[.\d]*): cannot open shared object file",
+     lambda match, raised, _: Explained(
+         IMPORT, f"the library {match[1]} is missing{at_place(raised)}",
+         "load it in setup (`module load ...`), or add its directory to LD_LIBRARY_PATH")),
     (r"^FileNotFoundError: .*No such file or directory: '([^']+)'", _missing_file),
-    (r"^PermissionError: .*: '([^']+)'", _forbidden),
-    (r"Torch not compiled with CUDA enabled", _cpu_build),
+    (r"^PermissionError: .*: '([^']+)'",
+     lambda match, raised, facts: Explained(
+         "permission", f"{match[1]} may not be opened{at_place(raised)}"
+         + (f": it belongs to {owner}" if (owner := facts.owner(str(PurePosixPath(facts.folder, match[1])))) else ""),
+         "choose another place, or have its rights changed")),
+    (r"Torch not compiled with CUDA enabled",
+     lambda _, raised, facts: Explained(
+         "cpu-build", "the script asked for CUDA, and the installed torch"
+         f"{f' {version}' if (version := facts.version('torch')) else ''} is a build without CUDA{at_place(raised)}",
+         "install a build with CUDA (https://pytorch.org/get-started), or use the CPU: device = 'cpu'")),
     (r"No CUDA GPUs are available|Found no NVIDIA driver|no CUDA-capable device", _no_gpu),
-    (r"Temporary failure in name resolution|Name or service not known|Max retries exceeded", _no_network),
-    (r"^KeyboardInterrupt\b", _interrupted),
-)
+    (r"Temporary failure in name resolution|Name or service not known|Max retries exceeded",
+     lambda match, raised, _: Explained(
+         "no-network", f"the network did not reach what the script asked for ({match[0]}){at_place(raised)}",
+         "fetch it before: nodes of many clusters have no way to the internet")),
+    (r"^KeyboardInterrupt\b",
+     lambda _, raised, __: Explained(
+         "interrupted", f"your script was interrupted (KeyboardInterrupt){at_place(raised)}")),
+)  # fmt: skip
 
 
 # --- exit codes and signals -------------------------------------------------------------------------------------------

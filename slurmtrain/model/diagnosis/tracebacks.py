@@ -90,16 +90,11 @@ class Raised:
             return ""
         inside = self.own.function
         where = f" in {inside}()" if function and inside and not inside.startswith("<") else ""
-        return f"{_shorten(self.own.file, self.script)}:{self.own.line}{where}"
-
-
-def _shorten(file: str, script: str) -> str:
-    path, base = PurePosixPath(file), PurePosixPath(script).parent
-    for depth, folder in enumerate((base, *base.parents)):
+        path, base = PurePosixPath(self.own.file), PurePosixPath(self.script).parent
         # What they share says nothing once it is the root, or somebody's home.
-        if path.is_relative_to(folder) and (depth == 0 or len(folder.parts) > 3):
-            return str(path.relative_to(folder))
-    return file
+        shared = [base, *(folder for folder in base.parents if len(folder.parts) > 3)]
+        file = next((str(path.relative_to(each)) for each in shared if path.is_relative_to(each)), self.own.file)
+        return f"{file}:{self.own.line}{where}"
 
 
 @dataclass(slots=True)
@@ -123,7 +118,12 @@ def find_raised(lines: Sequence[str], error: str = "", rank: int | None = None) 
         rank: Whose lines count, if they say which rank has written them.
     """
     chains: list[Raised] = []
-    by_writer = _by_writer(lines)
+    # Number and text of the lines of each rank, without their prefix.
+    by_writer: dict[str, list[tuple[int, str]]] = {}
+    for number, line in enumerate(lines):
+        prefix = _PREFIX.match(line)
+        text = _GROUP.sub("", line[prefix.end() :] if prefix else line)
+        by_writer.setdefault((prefix[1] or prefix[2]) if prefix else "", []).append((number, text))
     if rank is not None and str(rank) in by_writer:
         by_writer = {writer: own for writer, own in by_writer.items() if writer in ("", str(rank))}
     for own in by_writer.values():
@@ -134,16 +134,6 @@ def find_raised(lines: Sequence[str], error: str = "", rank: int | None = None) 
     # Ranks of one log: the first one that raised an exception. One rank: its last one, which it did not survive.
     several = len(by_writer.keys() - {""}) > 1
     return (chosen[0] if several else chosen[-1]) if chosen else None
-
-
-def _by_writer(lines: Sequence[str]) -> dict[str, list[tuple[int, str]]]:
-    """Number and text of the lines of each rank, without their prefix."""
-    writers: dict[str, list[tuple[int, str]]] = {}
-    for number, line in enumerate(lines):
-        prefix = _PREFIX.match(line)
-        text = _GROUP.sub("", line[prefix.end() :] if prefix else line)
-        writers.setdefault((prefix[1] or prefix[2]) if prefix else "", []).append((number, text))
-    return writers
 
 
 def _blocks(lines: Iterable[tuple[int, str]]) -> Iterator[_Block]:

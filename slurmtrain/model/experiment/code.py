@@ -211,17 +211,16 @@ class CodeManifest:
         data = json.loads(content)
         if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("files"), list):
             raise ValueError("it is not a manifest of this version")
-        return cls([_read_code_file(row) for row in data["files"]])
-
-
-def _read_code_file(row: object) -> CodeFile:
-    if not isinstance(row, list) or list(map(type, row)) != [str, str, str, int]:
-        raise ValueError("an entry of it is of the wrong type")
-    file = CodeFile(*row)
-    path = PurePosixPath(file.path)
-    if path.is_absolute() or ".." in path.parts or not path.parts or file.kind not in (FILE, PROGRAM, LINK):
-        raise ValueError(f"{file.path!r} is not a valid path in a snapshot")
-    return file
+        files: list[CodeFile] = []
+        for row in data["files"]:
+            if not isinstance(row, list) or list(map(type, row)) != [str, str, str, int]:
+                raise ValueError("an entry of it is of the wrong type")
+            file = CodeFile(*row)
+            path = PurePosixPath(file.path)
+            if path.is_absolute() or ".." in path.parts or not path.parts or file.kind not in (FILE, PROGRAM, LINK):
+                raise ValueError(f"{file.path!r} is not a valid path in a snapshot")
+            files.append(file)
+        return cls(files)
 
 
 class Difference(NamedTuple):

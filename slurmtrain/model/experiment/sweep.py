@@ -414,16 +414,14 @@ def _together(columns: Mapping[str, tuple[Any, sweep_values.ListedValues, KeyPat
     size = next(listed.count for _, listed, _ in columns.values())
 
     def points() -> Iterator[Point]:
-        for row in zip(*(_each(*column) for column in columns.values()), strict=True):
-            yield dict(zip(columns, row, strict=True))
+        for index in range(size):
+            # The place of a value in a list is the item's.
+            yield {
+                key: Swept(listed.at(index), (*at, str(index)) if isinstance(value, list) else at)
+                for key, (value, listed, at) in columns.items()
+            }
 
     return _Factor(size, points)
-
-
-def _each(value: Any, listed: sweep_values.ListedValues, at: KeyPath) -> Iterator[Swept]:
-    """The values of a key, each with its place: in a list, the item's."""
-    for index in range(listed.count):
-        yield Swept(listed.at(index), (*at, str(index)) if isinstance(value, list) else at)
 
 
 def _draw_runs(keys: Mapping[str, sweep_values.RandomValues], samples: int, seed: int) -> Iterator[Point]:

@@ -445,11 +445,8 @@ def oom_reason(failure: Mapping[str, Any], kernel: KernelEvidence) -> str | None
     killed = failure.get("signal") == "SIGKILL"
     by_child = "\n".join([failure.get("error") or "", *(failure.get("last_lines") or ())])
     child_killed = shell_signal(failure.get("exit_code") or 0) == "SIGKILL" or _CHILD_KILLED.search(by_child)
-    limit = (
-        f"its limit is {kernel.memory_limit / 2**30:.3g} GiB"
-        if kernel.memory_limit is not None
-        else "the node had no memory left"
-    )
+    most = kernel.memory_limit
+    limit = "the node had no memory left" if most is None else f"its limit is {most / 2**30:.3g} GiB"
     # If the count is for the whole machine, it may be of another job's process; but that somebody else kills one of
     # this rank's meanwhile is far less likely.
     if kernel.oom_kills > 0 and (killed or child_killed):

@@ -342,12 +342,8 @@ def mean_curve(curves: Sequence[tuple[Points, float]]) -> MeanCurve:
     """
     result = MeanCurve()
     # Merged, not collected: the curves of all runs need not fit into memory twice.
-    rows = heapq.merge(
-        *(
-            zip(points.steps, map(sub, points.times, repeat(since)), points.values, strict=False)
-            for points, since in curves
-        )
-    )
+    columns = ((points.steps, map(sub, points.times, repeat(since)), points.values) for points, since in curves)
+    rows = heapq.merge(*(zip(*each, strict=False) for each in columns))
     for step, group in groupby(rows, key=lambda row: row[0]):
         at_step = list(group)
         time = math.fsum(time for _, time, _ in at_step) / len(at_step)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import math
 from collections.abc import Collection, Mapping, Sequence
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import CheckpointError, PathError, RunUnreadable, UserError
 from slurmtrain.model.environment import Changes, compare_environments
-from slurmtrain.model.experiment.code import LINK, CodeFile, CodeSnapshot, Difference, compare_manifests
+from slurmtrain.model.experiment.code import LINK, CodeSnapshot, Difference, compare_manifests
 from slurmtrain.model.metrics.curves import Divergence, find_divergence
 from slurmtrain.model.query.fields import identity
 from slurmtrain.model.query.measures import is_larger_better
@@ -209,20 +210,15 @@ def differing_lines(run: RunDir, earlier: str, later: str, difference: Differenc
 
 def _texts_of_files(run: RunDir, name: str, paths: Collection[str]) -> dict[str, list[str] | None]:
     """The lines of some files of a snapshot; None for what is no text, or too large. Raises PathError."""
-    if not paths:
-        return {}
-    return {file.path: _text_lines(file, content) for file, content in read_code(run, name) if file.path in paths}
-
-
-def _text_lines(file: CodeFile, content: bytes) -> list[str] | None:
-    if file.kind == LINK:
-        return [f"a link to {file.digest}"]
-    if len(content) > _MOST_BYTES or b"\0" in content:
-        return None
-    try:
-        return content.decode().splitlines()
-    except UnicodeDecodeError:
-        return None
+    texts: dict[str, list[str] | None] = {}
+    for file, content in read_code(run, name) if paths else ():
+        if file.path not in paths:
+            continue
+        texts[file.path] = [f"a link to {file.digest}"] if file.kind == LINK else None
+        if file.kind != LINK and len(content) <= _MOST_BYTES and b"\0" not in content:
+            with contextlib.suppress(UnicodeDecodeError):
+                texts[file.path] = content.decode().splitlines()
+    return texts
 
 
 # --- results ----------------------------------------------------------------------------------------------------------

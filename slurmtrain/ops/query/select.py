@@ -146,15 +146,12 @@ def select_runs(workspace: Workspace, runs: ListedRuns, question: Question) -> S
         return Selection(unfolded, cut, fields, notes, len(runs), folded)
     folds = question.folds and not question.chooses
     lines = _fold(workspace, runs, shown, put_away_too=question.all_runs) if folds else shown
-    unlisted = {} if question.names or question.is_about_all else _unlisted(runs, lines)
-    return Selection(shown, cut, fields, notes, len(runs), lines, unlisted)
-
-
-def _unlisted(runs: ListedRuns, lines: Sequence[Mapping[str, Any]]) -> dict[str, int]:
-    """How many runs there are in each state besides those that lines stand for."""
-    counts = Counter(runs.state_counts())
-    counts.subtract(state for line in lines for state in states_of(line))
-    return {state: count for state, count in counts.items() if count > 0}
+    # How many runs there are in each state besides those that lines stand for.
+    unlisted: Counter[str] = Counter()
+    if not (question.names or question.is_about_all):
+        unlisted.update(runs.state_counts())
+        unlisted.subtract(state for line in lines for state in states_of(line))
+    return Selection(shown, cut, fields, notes, len(runs), lines, +unlisted)
 
 
 def _fold(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
@@ -53,18 +53,15 @@ def choose(runs: Runs, name: str, *, live: bool = False) -> list[str]:
         return [max(runs)]
     if name in runs:
         return [name]
-    chosen = _newest_submission(runs, name) or [each for each in runs if name and runs[each].sweep == name]
+    chosen = [each for each in runs if runs[each].name == name]
+    if chosen:
+        sweep = runs[max(chosen)].sweep
+        chosen = [each for each in chosen if runs[each].sweep == sweep] if sweep else [max(chosen)]
+    else:
+        chosen = [each for each in runs if name and runs[each].sweep == name]
     if len(chosen) > 1:
         return _only(runs, chosen, live=live, none=f"all {_describe(runs, name, chosen)} have ended")
     return chosen or _begun(runs, name)
-
-
-def _newest_submission(runs: Runs, name: str) -> list[str]:
-    named = [run_id for run_id in runs if runs[run_id].name == name]
-    if not named:
-        return []
-    sweep = runs[max(named)].sweep
-    return [run_id for run_id in named if runs[run_id].sweep == sweep] if sweep else [max(named)]
 
 
 def _begun(runs: Runs, name: str) -> list[str]:
@@ -210,11 +207,8 @@ def refuse_others(workspace: Workspace, runs: ListedRuns, names: Sequence[str]) 
         names: Names of runs.
     """
     # This user's registry knows nothing of others' runs: only their directories say whose an id is.
+    if (shared_root := workspace.config.shared_root) is None:
+        return
     for name in names:
-        for place in _places_of(workspace, name) if is_run_id(name) and name not in runs.named([name]) else ():
-            raise RunNotFound(f"run {name!r} is not yours: it belongs to {place}")
-
-
-def _places_of(workspace: Workspace, run_id: str) -> Iterator[str]:
-    shared_root = workspace.config.shared_root
-    return iter(()) if shared_root is None else (path.parent.name for path in shared_root.glob(f"*/{run_id}"))
+        for path in shared_root.glob(f"*/{name}") if is_run_id(name) and name not in runs.named([name]) else ():
+            raise RunNotFound(f"run {name!r} is not yours: it belongs to {path.parent.name}")

@@ -123,9 +123,9 @@ def preflight_command(
     from slurmtrain.cli.watch_commands import run_progress
     from slurmtrain.ops.cancel import cancel
     from slurmtrain.ops.preflight import submit_preflight
-    from slurmtrain.ops.shared.interrupt import StopSignal
     from slurmtrain.ops.shared.run_details import findings_json, show_json
     from slurmtrain.ops.watch import wait
+    from slurmtrain.system.process import StopSignal
 
     chosen = workspace.config.choose_executor(executor)
     # Before anything is submitted: a Ctrl-C right after that would leave a job that nobody waits for or ends.

@@ -15,7 +15,7 @@ from slurmtrain.cli.drawing import whole_ones
 from slurmtrain.model.hostlist import compress_hostlist, natural_sort_key
 from slurmtrain.model.query.fields import flattened, write_measured, write_settings, write_value
 from slurmtrain.model.query.folding import best_text, errors_text, is_folded, short_keys, swept_texts, swept_values
-from slurmtrain.model.run.reasons import error_first
+from slurmtrain.model.run.job_state import error_first
 
 if TYPE_CHECKING:
     from slurmtrain.model.query.comparison import Spread

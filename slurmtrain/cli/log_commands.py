@@ -283,9 +283,9 @@ def ui_command(workspace: Workspace, run: str | None, port: int, host: str, quie
 
     On this machine, and through a tunnel to it, only your own account is served.
     """
-    from slurmtrain.ops.shared.interrupt import StopSignal
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.ops.ui import choose_shown, displaying, tunnel
+    from slurmtrain.system.process import StopSignal
     from slurmtrain.tracking.to_mlflow.server import is_loopback
 
     if not is_loopback(host):

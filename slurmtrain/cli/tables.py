@@ -17,10 +17,10 @@ from typing import TYPE_CHECKING, Any
 from slurmtrain.cli import formatting, output
 from slurmtrain.cli.drawing import LEAST, Column, cell_len, draw, shorten_names, wrap
 from slurmtrain.cli.output import LONGEST_CELL, printable, shortened
+from slurmtrain.model.experiment.kinds import plain_numbers
 from slurmtrain.model.query.comparison import count_states
 from slurmtrain.model.query.fields import differing, flattened, is_time, shared_settings, value_of, write_value
 from slurmtrain.model.query.folding import is_folded, states_of
-from slurmtrain.model.written import plain_numbers
 
 if TYPE_CHECKING:
     from slurmtrain.cli.drawing import Drawing

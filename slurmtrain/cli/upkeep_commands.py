@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from slurmtrain.cli import formatting, options, output, tables
 from slurmtrain.ops.shared.workspace import Workspace
-
-if TYPE_CHECKING:
-    pass
 
 
 @options.command("delete 'test-*'", "delete @last --forget")
@@ -259,7 +256,7 @@ def rebuild_command(workspace: Workspace, as_json: bool) -> int:
     A damaged file is kept next to it as registry.db.damaged, and one that is not a registry as registry.db.old.
     """
     from slurmtrain.cli.tables import count_progress
-    from slurmtrain.ops.registries import rebuild
+    from slurmtrain.ops.shared.observe import rebuild
 
     with count_progress("runs") as show:
         observed = rebuild(workspace, show)

@@ -41,8 +41,8 @@ def watch_command(workspace: Workspace, every: float, once: bool, as_json: bool)
     It prints a line for each action, for each problem, and when a problem is over. If another watch already runs for
     these runs, it names that one and exits with 0.
     """
-    from slurmtrain.ops.shared.interrupt import StopSignal
     from slurmtrain.ops.watch import watch
+    from slurmtrain.system.process import StopSignal
 
     problems: list[str] = []
 

@@ -2,29 +2,40 @@
 
 The server starts, and the process sends the runs that were asked for, at the same time, since each takes seconds. The
 page can be opened once both are done; the process then goes on with all other runs.
+
+Run as a program, this module is that process. Its orders are a line of JSON on standard input, and its answers lines on
+standard output. It ends when its standard input does, after the run that it is sending: whatever ends the command that
+has started it ends this process, too.
 """
 
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import os
+import select
+import signal
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from slurmtrain.config import load_config
 from slurmtrain.errors import NotAvailable, PathError, RunNotFound, SlurmtrainError, TrackingError
-from slurmtrain.ops.sending_process import SendingProcess, SendingStatus
 from slurmtrain.ops.shared.find import choose_all
-from slurmtrain.ops.shared.interrupt import StopSignal
-from slurmtrain.ops.shared.mirroring import has_begun
+from slurmtrain.ops.shared.mirroring import MirrorOutcome, has_begun, mirror_runs
 from slurmtrain.ops.shared.next_attempts import current_plan
-from slurmtrain.ops.shared.observe import Observed
+from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.trackers import MLFLOW, mlflow_uri
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.child_process import HelperProcess
+from slurmtrain.system.files import describe_os_error_at
+from slurmtrain.system.inherited import current_directory
 from slurmtrain.system.owned_files import user_name
+from slurmtrain.system.process import StopSignal
 from slurmtrain.tracking.to_mlflow.database import sqlite_file
 from slurmtrain.tracking.to_mlflow.mlflow_runs import flatten_sweep
 from slurmtrain.tracking.to_mlflow.rest_client import RestClient
@@ -143,8 +154,12 @@ class Display:
             NotAvailable: The runs are not in MLflow.
             TrackingError: The server does not start, or their store cannot be read.
         """
-        if self.server is not None and self._has_store():
-            self.server.open_store()
+        if self.server is not None:
+            # A store that does not exist is made by the process that sends, before the server opens it.
+            file, uri = sqlite_file(self._shown.store), self._shown.store
+            sent = self._workspace.store.sent().values() if file is None else ()
+            if any(each.uri == uri for of in sent for each in of.values()) if file is None else file.exists():
+                self.server.open_store()
         status: SendingStatus | None = None
         present: Sequence[str] = ()
         opens_at = math.inf
@@ -191,14 +206,6 @@ class Display:
         self._reported.update(problems)
         if self.server is not None and self.server.ended:
             raise TrackingError(f"the MLflow server for {self._shown.store} has ended: {self.server.last_line}")
-
-    def _has_store(self) -> bool:
-        """Whether the store exists: otherwise the process that sends makes it, before the server opens it."""
-        if (file := sqlite_file(self._shown.store)) is not None:
-            return file.exists()
-        return any(
-            each.uri == self._shown.store for of in self._workspace.store.sent().values() for each in of.values()
-        )
 
     def _present(self) -> list[str]:
         """The ids in MLflow of the runs to show that are there, newest first."""
@@ -272,3 +279,110 @@ def tunnel(environ: Mapping[str, str], server: RunningServer) -> str:
     # CLIENT CLIENT_PORT SERVER SERVER_PORT (ssh(1)).
     port = f" -p {connection[3]}" if connection[3:] and connection[3] != _SSH_PORT else ""
     return f"ssh -N -L {server.port}:{server.place}{port} {user_name(os.getuid())}@{socket.gethostname()}"
+
+
+# How often a page that is open gets new points, in seconds.
+EVERY_S = 15.0
+_NICE = 10
+# Of what it says, at a time.
+_CHUNK = 1 << 16
+
+
+@dataclass(frozen=True, slots=True)
+class SendingStatus:
+    """What the process says after each run.
+
+    ``urgent_left``: how many of the runs that come first are still to be sent. ``sent`` of ``total`` runs were sent in
+    this round; ``over``: it has ended. ``problems``: its problems so far.
+    """
+
+    urgent_left: int
+    sent: int = 0
+    total: int = 0
+    over: bool = False
+    problems: list[str] = field(default_factory=list)
+
+
+class SendingProcess:
+    """Sends what is new in all runs, again and again, as long as this process does not end it."""
+
+    def __init__(self, workspace: Workspace, urgent: Sequence[str]) -> None:
+        """Start it.
+
+        Args:
+            workspace: Where the runs are.
+            urgent: The ids of runs that it sends before all others.
+        """
+        config = workspace.config
+        orders = {"runs": str(config.shared_root or config.runs), "urgent": list(urgent)}
+        # Ctrl-C is for the command that the user has typed, which ends this process then.
+        blocked = (signal.SIGINT,)
+        line = f"{json.dumps(orders)}\n".encode()
+        self._process = HelperProcess("slurmtrain.ops.ui", line, os.environ, blocked, answers=True)
+        self._unread = b""
+        self.status = SendingStatus(len(urgent))
+        """What it has said last."""
+        self.ended = False
+        """Whether it has ended by itself, which it never should."""
+
+    def read(self) -> None:
+        """Read what it has said meanwhile."""
+        while not self.ended and select.select([self._process.answers], [], [], 0)[0]:
+            chunk = os.read(self._process.answers.fileno(), _CHUNK)
+            self.ended = not chunk
+            *lines, self._unread = (self._unread + chunk).split(b"\n")
+            if lines:
+                self.status = SendingStatus(**json.loads(lines[-1]))
+
+    def end(self) -> None:
+        """End it. What it was sending then, the next command sends."""
+        self._process.end(0)
+
+
+def send_forever() -> None:
+    """Execute the orders on standard input."""
+    orders = json.loads(sys.stdin.buffer.readline())
+    # MLflow, and plugins of it, may print something.
+    answers = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    urgent, nice = set(orders["urgent"]), _NICE
+
+    def say(status: SendingStatus) -> None:
+        nonlocal nice
+        print(json.dumps(asdict(status)), file=answers, flush=True)
+        if _wait(0):
+            raise SystemExit
+        if not status.urgent_left:
+            # From now on, the page and its server come first.
+            os.nice(nice)
+            nice = 0
+
+    def report(left: Sequence[str], total: int, so_far: MirrorOutcome) -> None:
+        say(SendingStatus(len(urgent.intersection(left)), total - len(left), total, False, so_far.problems))
+
+    pause_s = 0.0
+    while not _wait(pause_s):
+        outcome = MirrorOutcome()
+        # A new workspace: the registry may have been rebuilt meanwhile.
+        workspace = Workspace(load_config(cwd=current_directory(), environ=os.environ, runs=orders["runs"]))
+        try:
+            runs = observe(workspace, ask_slurm=False).runs
+            outcome = mirror_runs(workspace, runs.fetch(runs.behind()), first=urgent, report=report)
+        except (SlurmtrainError, OSError) as error:
+            outcome.problems.append(describe_os_error_at(error) if isinstance(error, OSError) else str(error))
+        finally:
+            workspace.close()
+        say(SendingStatus(0, len(outcome.mirrored), len(outcome.mirrored), True, [*outcome.problems, *outcome.notes]))
+        # From the end: a slow store gets a pause, too.
+        pause_s = EVERY_S
+
+
+def _wait(seconds: float) -> bool:
+    """Wait so long; returns whether the orders have ended."""
+    return bool(select.select([sys.stdin.buffer], [], [], seconds)[0])
+
+
+if __name__ == "__main__":
+    # Whoever has started it may have been killed.
+    with contextlib.suppress(BrokenPipeError):
+        send_forever()

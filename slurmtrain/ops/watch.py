@@ -21,7 +21,6 @@ from slurmtrain.errors import PathError, SlurmtrainError
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.model.run.run import ENDED
-from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.relatives import open_upstreams
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
@@ -29,7 +28,7 @@ from slurmtrain.registry.rows import Listed
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.locks import open_lock, try_flock
 from slurmtrain.system.owned_files import read_checked
-from slurmtrain.system.process import Process, this_process
+from slurmtrain.system.process import Process, StopSignal, this_process
 
 # While Slurm is down, the pause doubles with each round, up to this many times the usual one.
 MOST_PAUSES = 10

@@ -13,9 +13,15 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.errors import PathError, RunNotFound
 from slurmtrain.model.diagnosis import answers
-from slurmtrain.model.diagnosis.answers import Activity, StateAnswer
+from slurmtrain.model.diagnosis.answers import (
+    Activity,
+    Alternative,
+    StateAnswer,
+    describe_alternative,
+    describe_queue,
+    sooner,
+)
 from slurmtrain.model.diagnosis.root_cause import diagnose_hits
-from slurmtrain.model.diagnosis.waits import Alternative, describe_alternative, describe_queue, sooner
 from slurmtrain.model.experiment.values import parse_duration
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.events.agent_events import RanksStopping

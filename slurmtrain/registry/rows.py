@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import sqlalchemy as sa
 
+from slurmtrain.model.experiment.kinds import remembering
 from slurmtrain.model.metrics.columns import MetricSummary
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.journal_lines import Garbage, Progress, read_event
 from slurmtrain.model.run.run import ENDED, UNREADABLE, Attempt, Checkpoint, LedgerEntry, Run, replace
-from slurmtrain.model.written import remembering
 from slurmtrain.registry import schema
 from slurmtrain.registry.cells import Sent, as_cell, decode_as, read_cell, read_checkpoint
 

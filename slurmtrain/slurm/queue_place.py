@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.model.diagnosis.waits import ALTERABLE, IN_LINE, Alternative, QueueFacts
+from slurmtrain.model.diagnosis.answers import ALTERABLE, IN_LINE, Alternative, QueueFacts
 from slurmtrain.model.hostlist import expand_hostlist
 from slurmtrain.model.run.job_state import bare_reason
 from slurmtrain.slurm.parse import read_duration, read_job, read_partitions
@@ -135,7 +135,10 @@ class _Line:
         self._priority = priority
         self._pending = pending
         self.partitions = partitions
-        self._nodes = {name: frozenset(_nodes_of(fields)) for name, fields in partitions.items()}
+        self._nodes = dict.fromkeys(partitions, frozenset[str]())
+        for name, fields in partitions.items():
+            with suppress(ValueError):
+                self._nodes[name] = frozenset(expand_hostlist(fields.get("Nodes", "")))
 
     def before(self, name: str) -> int:
         """How many jobs Slurm tries to start before it on the nodes of a partition.
@@ -284,12 +287,6 @@ def _number_of(job_id: str) -> int:
     """The number of a job, or of its array; 0 for anything else."""
     number = re.match(r"\d+", job_id)
     return int(number[0]) if number else 0
-
-
-def _nodes_of(partition: Mapping[str, str]) -> Sequence[str]:
-    with suppress(ValueError):
-        return expand_hostlist(partition.get("Nodes", ""))
-    return ()
 
 
 def _tier(partition: Mapping[str, str]) -> int:

@@ -13,8 +13,7 @@ import yaml
 from yaml.reader import ReaderError
 
 from slurmtrain.errors import Mistake, PathError, SpecError
-from slurmtrain.model.experiment.kinds import suggestion
-from slurmtrain.model.written import WrittenFloat, WrittenInt, WrittenNumber, as_written
+from slurmtrain.model.experiment.kinds import WrittenFloat, WrittenInt, WrittenNumber, as_written, suggestion
 from slurmtrain.system.files import describe_os_error
 
 KeyPath = tuple[str, ...]

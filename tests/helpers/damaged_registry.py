@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from slurmtrain.cli.status_commands import show_command, status_command
 from slurmtrain.config import Config
 from slurmtrain.model.run.layout import run_id
-from slurmtrain.ops.registries import rebuild
+from slurmtrain.ops.shared.observe import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import queries
 from slurmtrain.registry.cells import Sent

@@ -12,7 +12,15 @@ from typing import Any
 
 from slurmtrain.model.experiment.checkpoint import CONDITIONAL
 from slurmtrain.model.experiment.code import CodeSnapshot, relative_to_root
-from slurmtrain.model.experiment.kinds import KeyPath, Section, plain_defaults, read_all
+from slurmtrain.model.experiment.kinds import (
+    KeyPath,
+    Section,
+    plain_defaults,
+    read_all,
+    remembering,
+    storable,
+    texts_as_json,
+)
 from slurmtrain.model.experiment.launcher import (
     RANKS,
     add_options,
@@ -23,7 +31,6 @@ from slurmtrain.model.experiment.launcher import (
 )
 from slurmtrain.model.experiment.spec import Spec, write_spec
 from slurmtrain.model.experiment.values import is_secret_variable
-from slurmtrain.model.written import remembering, storable, texts_as_json
 
 # The schema of plan.json. Readers refuse any other: a half-understood plan would train something else.
 SCHEMA = 1

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from typing import Annotated, Any
 
 from slurmtrain.model.experiment import kinds
+from slurmtrain.model.experiment.kinds import WrittenNumber
 from slurmtrain.model.experiment.launcher import split_command
 from slurmtrain.model.urls import has_url_password
-from slurmtrain.model.written import WrittenNumber
 
 _DURATION = re.compile(r"(?:(\d+)-)?(\d+)(?::(\d{1,2}))?(?::(\d{1,2}))?")
 _WRITE_TIME = 'write it in quotes, for example "12:00:00" or "2-12"'

@@ -16,8 +16,8 @@ from functools import lru_cache
 from typing import Any, Final, TypeVar
 
 from slurmtrain.errors import QueryError
+from slurmtrain.model.experiment.kinds import WrittenNumber
 from slurmtrain.model.experiment.values import parse_duration, parse_size, read_length
-from slurmtrain.model.written import WrittenNumber
 
 # A run as the JSON has it. Fields may be computed when they are read.
 Record = Mapping[str, Any]

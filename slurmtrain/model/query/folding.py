@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from slurmtrain.model.query.comparison import count_states
 from slurmtrain.model.query.fields import differing_values, number_of, write_measured, write_value
 from slurmtrain.model.query.measures import is_larger_better
-from slurmtrain.model.run.reasons import commonest
+from slurmtrain.model.run.job_state import commonest
 
 # What several runs together do not have.
 _EMPTY = dict.fromkeys(("step", "total_steps", "eta_seconds", "steps_per_second", "checkpoint"))
@@ -49,7 +49,8 @@ def fold_sweep(runs: Sequence[Mapping[str, Any]], objective: Objective | None = 
         "params": {},
         "submitted_at": min((run["submitted_at"] for run in runs if run["submitted_at"]), default=None),
         "metrics": {},
-        "swept": swept_values([run["params"] for run in runs]) or swept_values([_resources(run) for run in runs]),
+        "swept": swept_values([run["params"] for run in runs])
+        or swept_values([{"resources": run["resources"] or {}} for run in runs]),
         "best": _best(runs, objective),
         "errors": {"reason": reason, "runs": count} if count else None,
         # What they all wait for, or why they will never start.
@@ -85,10 +86,6 @@ def common_beginning(texts: Sequence[str]) -> str:
     return first[:same]
 
 
-def _resources(run: Mapping[str, Any]) -> dict[str, Any]:
-    return {"resources": run["resources"] or {}}
-
-
 def swept_values(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
     """The different values of each setting that has several: numbers in order, others as they come.
 
@@ -108,7 +105,11 @@ def swept_values(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[Any]]:
 def _best(runs: Sequence[Mapping[str, Any]], objective: Objective | None) -> dict[str, Any] | None:
     """The run with the best newest value, apart from runs that have failed; None if nothing shows which that is."""
     candidates = [(run["id"], run["metrics"]) for run in runs if run["state"] not in _BROKEN]
-    objective = objective or _guess(name for _, metrics in candidates for name in metrics)
+    if objective is None:
+        names = dict.fromkeys(name for _, metrics in candidates for name in metrics)
+        guesses = [Objective(name, larger) for name in names if (larger := is_larger_better(name)) is not None]
+        # Rather a metric of data that no run has trained on.
+        objective = min(guesses, key=lambda each: not each.metric.lower().startswith(_HELD_OUT), default=None)
     if objective is None:
         return None
     values = [
@@ -120,14 +121,6 @@ def _best(runs: Sequence[Mapping[str, Any]], objective: Objective | None) -> dic
         return None
     value, run_id = (max if objective.larger else min)(values, key=lambda pair: pair[0])
     return {"run": run_id, "metric": objective.metric, "value": value}
-
-
-def _guess(metrics: Iterable[str]) -> Objective | None:
-    """The first metric whose name shows which values are better, rather one of data that no run has trained on."""
-    guesses = [
-        Objective(name, larger) for name in dict.fromkeys(metrics) if (larger := is_larger_better(name)) is not None
-    ]
-    return min(guesses, key=lambda each: not each.metric.lower().startswith(_HELD_OUT), default=None)
 
 
 # --- in words ---------------------------------------------------------------------------------------------------------

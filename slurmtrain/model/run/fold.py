@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from slurmtrain.model.experiment.kinds import remembering
 from slurmtrain.model.run.accounting import accounted, goodput
 from slurmtrain.model.run.attempt_facts import NEVER, AttemptFacts, Order, SaveLog, as_order, is_summarised
 from slurmtrain.model.run.attempts import group_by_attempt, never_started, number_attempts, read_attempt
@@ -22,7 +23,6 @@ from slurmtrain.model.run.journal_lines import Progress, read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
 from slurmtrain.model.run.outcome import began_at, describe_next_start, is_over, reason_given_up
 from slurmtrain.model.run.run import APART, ENDED, Attempt, Checkpoint, Run, replace
-from slurmtrain.model.written import remembering
 
 Events = Callable[[], Iterable[AnyEvent]]
 # Events that say how many steps there will be.

@@ -1,5 +1,7 @@
 """Slurm's job states and pending reasons: their meaning for an attempt, and their words.
 
+Also the reasons of runs, as lists show them: the error first, and which reasons are the same.
+
 Source: JOB STATE CODES in the manual pages of squeue and sacct, 22.05 to 25.11. States missing here count as live: a
 run must not be given up because a newer Slurm has a new state. What submits a first run needs these, and no record of a
 run, which takes milliseconds to import.
@@ -8,6 +10,8 @@ run, which takes milliseconds to import.
 from __future__ import annotations
 
 import re
+from collections import Counter
+from collections.abc import Iterable
 
 # The cause of an attempt's end by its final state in Slurm, unless the attempt itself journaled a cause.
 CAUSE_OF_STATE = {
@@ -162,3 +166,26 @@ def _describe_limit(name: str) -> str | None:
     if match[5] in ("Job", "Node"):
         return f"it asks for more than {owner} allows: {resource} {whose}; cancel it and ask for less"
     return f"a limit of {owner} is reached: {resource} {whose}"
+
+
+# How runs of earlier versions begin: with the process that failed, and how it ended.
+_WHO_FIRST = re.compile(r"(?P<who>(?:rank|the command on node) \d+ exited with code \d+): (?P<error>\S.*)", re.S)
+_NUMBER = re.compile(r"\d+(?:\.\d+)?")
+
+
+def error_first(reason: str) -> str:
+    """A ``reason`` that begins with the error itself, and then says which process ended how."""
+    match = _WHO_FIRST.fullmatch(reason)
+    return f"{match['error']}; {match['who']}" if match else reason
+
+
+def commonest(reasons: Iterable[str]) -> tuple[str, int]:
+    """The commonest of these reasons, and how many are alike: in all but numbers, such as those of ranks and steps."""
+    alike: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for reason in map(error_first, reasons):
+        key = _NUMBER.sub("#", reason)
+        alike.setdefault(key, reason)
+        counts[key] += 1
+    [(key, count)] = counts.most_common(1) or [("", 0)]
+    return alike.get(key, ""), count

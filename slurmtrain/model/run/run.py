@@ -235,7 +235,7 @@ class Run:
     params: Mapping[str, Any] = field(default_factory=dict)
     """The spec's ``params`` in its newest attempt, whose numbers remember how they were written."""
     written: Sequence[Sequence[str]] = ()
-    """How they were written, for JSON, which only has numbers (:func:`slurmtrain.model.written.texts_as_json`)."""
+    """How they were written, for JSON, which only has numbers (:func:`~.experiment.kinds.texts_as_json`)."""
     command: str | None = None
     """The spec's ``command`` in its newest attempt; None: unknown."""
     resources: Mapping[str, Any] = field(default_factory=dict)

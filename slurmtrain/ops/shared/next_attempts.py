@@ -10,13 +10,13 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from slurmtrain.errors import PathError, SlurmDown, UserError
+from slurmtrain.model.experiment.kinds import texts_as_json
 from slurmtrain.model.experiment.plan import REDACTED, Plan
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.interruption.interval import InterruptionStats, add_attempts, too_slow
 from slurmtrain.model.run.events.base import is_plain
 from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.model.run.layout import AttemptDir, RunDir, unusable_in_root
-from slurmtrain.model.written import texts_as_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import Turn, read_plan
 from slurmtrain.system.locks import locked

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import TYPE_CHECKING
 
-from slurmtrain.errors import RunUnreadable
+from slurmtrain.errors import RegistryDamaged, RegistryUnusable, RunUnreadable
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.journal_files import folder_times, is_quiet
 
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.journal_lines import Garbage
     from slurmtrain.model.run.layout import RunDir
     from slurmtrain.model.run.run import Live, Run
+    from slurmtrain.registry.ingest import ShowRuns
     from slurmtrain.registry.queries import IndexRow
     from slurmtrain.registry.rows import Listed
     from slurmtrain.registry.store import Store
@@ -109,11 +110,11 @@ class ListedRuns(Mapping[str, "Listed"]):
             conditions: The conditions.
             put_away: Whether archived and deleted runs that have ended are among them.
         """
-        from slurmtrain.registry import narrowing
+        from slurmtrain.registry import queries
 
         if self._store is None:
             return []
-        return self._store.ask(lambda db: narrowing.candidates(db, conditions, put_away=put_away))
+        return self._store.ask(lambda db: queries.candidates(db, conditions, put_away=put_away))
 
     def behind(self) -> list[str]:
         """The ids of the runs that trackers may have only in part, oldest first."""
@@ -129,11 +130,11 @@ class ListedRuns(Mapping[str, "Listed"]):
             larger: Whether larger values are better.
             limit: How many runs, at most.
         """
-        from slurmtrain.registry.narrowing import best_candidates
+        from slurmtrain.registry import queries
 
         if self._store is None:
             return [], 0
-        return self._store.ask(lambda db: best_candidates(db, measure, larger=larger, limit=limit))
+        return self._store.ask(lambda db: queries.best_candidates(db, measure, larger=larger, limit=limit))
 
     def fetch(self, run_ids: Iterable[str]) -> dict[str, Listed]:
         """These runs in this order, without unknown ones."""
@@ -503,3 +504,43 @@ class _Look:
         if quiet:
             self.has_written = True
             self.workspace.store.write(lambda transaction: transaction.settle(quiet))
+
+
+def rebuild(workspace: Workspace, show: ShowRuns = lambda _done, _total: None) -> Observed:
+    """Read everything again; other commands see the old registry until the new one is complete.
+
+    A damaged file is renamed to ``registry.db.damaged``, and one that is not a registry to ``registry.db.old``. A
+    schema on a server is emptied if it is a registry of another version or runs root.
+
+    Args:
+        workspace: Where the runs are.
+        show: Called with the number of runs read, and the total.
+    """
+    from slurmtrain.registry.store import Store
+
+    address = workspace.config.registry
+    try:
+        # Unlike the workspace's own, which goes on in memory: here that would be a failure.
+        workspace.store = Store(address)
+        workspace.store.check()
+        garbage = _replace_all(workspace, show)
+    except RegistryUnusable as error:
+        from slurmtrain.registry.store import put_registry_aside
+
+        kept = put_registry_aside(address, "damaged" if isinstance(error, RegistryDamaged) else "old")
+        if kept is not None and workspace.note is not None:
+            workspace.note(f"{address} could not be used ({error.__cause__ or error}): it was kept as {kept}")
+        workspace.store = Store(address)
+        garbage = _replace_all(workspace, show)
+    return replace(observe(workspace), garbage=garbage)
+
+
+def _replace_all(workspace: Workspace, show: ShowRuns) -> list[tuple[str, Garbage]]:
+    """Replace what the registry holds; returns what could not be read, with the ids of the runs."""
+    from slurmtrain.registry.ingest import ingest_all
+
+    runs = [workspace.root.run(run_id) for run_id in workspace.run_ids()]
+    # In one transaction: others see the old rows until it ends, and a kill leaves them.
+    with workspace.store.begin() as transaction:
+        transaction.clear()
+        return ingest_all(transaction, runs, show)

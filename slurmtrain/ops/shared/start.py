@@ -54,7 +54,6 @@ from slurmtrain.model.experiment.sections import write_requeue
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.events.command_events import CancelRequested, JobReplaced, Submitted, Submitting, Unstarted
 from slurmtrain.model.run.layout import ALPHABET, ArrayDir, RunDir, SubmissionDir
-from slurmtrain.ops.shared.interrupt import uninterrupted
 from slurmtrain.ops.shared.ledger_file import exclusions
 from slurmtrain.ops.shared.next_attempts import NewAttempt, PartitionStats, outlook, run_settings
 from slurmtrain.ops.shared.shared_jobs import shares_job
@@ -79,7 +78,7 @@ from slurmtrain.system.files import (
     write_new,
 )
 from slurmtrain.system.journal import Journal, command_journal
-from slurmtrain.system.process import Process
+from slurmtrain.system.process import Process, uninterrupted
 
 if TYPE_CHECKING:
     from subprocess import Popen

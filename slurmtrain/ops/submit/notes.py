@@ -15,12 +15,12 @@ from pathlib import Path, PurePath
 from typing import Any
 
 from slurmtrain.config import Config
+from slurmtrain.model.environment import describe_obsolete
 from slurmtrain.model.experiment.command_words import NamedPath, paths_read, paths_written
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.slurm_options import runs_in_container, unknown_srun_options
 from slurmtrain.model.experiment.sweep import Pack, SweepCost, cost_of
 from slurmtrain.model.experiment.sweep_values import SearchSpec
-from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.shared.shared_jobs import pack_of_group, request_key, split_groups
 from slurmtrain.ops.shared.workspace import Workspace

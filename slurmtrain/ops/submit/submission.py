@@ -24,7 +24,6 @@ from slurmtrain.errors import (
 )
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.lineage import AFTER, FORK, Parent, Upstream
-from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.next_attempts import HeldRun, NewAttempt, SweepLimit, check_executor, secret_values
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.shared_jobs import describe_excess, group_attempts
@@ -39,6 +38,7 @@ from slurmtrain.ops.submit.creation import Batch, check_room, create, remove_run
 from slurmtrain.ops.submit.notes import adopted_checkpoint, notes_on, notes_on_pack
 from slurmtrain.runtime.environment.process_limits import make_room
 from slurmtrain.specfile import PlannedRun, SpecFile
+from slurmtrain.system.process import StopSignal
 
 if TYPE_CHECKING:
     from slurmtrain.ops.submit.entrances import HeldKey

@@ -261,7 +261,7 @@ def metrics_command(
 
 
 def _serve_metrics(workspace: Workspace, address: tuple[str, int], labels: dict[str, str], *, per_run: bool) -> int:
-    from slurmtrain.ops.shared.interrupt import StopSignal
+    from slurmtrain.system.process import StopSignal
     from slurmtrain.tracking.to_mlflow.server import is_loopback
 
     host, port = address

@@ -20,7 +20,7 @@ from slurmtrain.model.diagnosis import answers
 from slurmtrain.model.hostlist import compress_hostlist
 from slurmtrain.model.query.fields import flattened, write_value
 from slurmtrain.model.query.folding import Objective, fold_sweep, is_folded, short_keys, states_of, swept_values
-from slurmtrain.model.run.reasons import error_first
+from slurmtrain.model.run.job_state import error_first
 from slurmtrain.model.run.run import ENDED, RUN_STATES
 from slurmtrain.ops.shared.relatives import WAITING
 

@@ -22,8 +22,7 @@ from slurmtrain.cli.start_commands import resume_command
 from slurmtrain.cli.status_commands import status_command
 from slurmtrain.cli.upkeep_commands import delete_command
 from slurmtrain.errors import RunBusy, RunNotFound, RunUnreadable, UserError
-from slurmtrain.ops.registries import rebuild
-from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.observe import observe, rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync
 

@@ -14,7 +14,7 @@ from helpers.workspaces import make_workspace
 from slurmtrain.cli.status_commands import show_command, status_command
 from slurmtrain.cli.upkeep_commands import archive_command, note_command, tag_command
 from slurmtrain.errors import RunNotFound, RunUnreadable, UserError
-from slurmtrain.ops.registries import rebuild
+from slurmtrain.ops.shared.observe import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 
 A, B, LIVE = "0000000001", "0000000002", "0000000003"

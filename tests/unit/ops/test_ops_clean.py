@@ -20,7 +20,7 @@ from slurmtrain.cli.upkeep_commands import clean_command
 from slurmtrain.model.experiment.code import CodeSnapshot, CodeSpec
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops.clean import KINDS, find_removable, remove
-from slurmtrain.ops.registries import rebuild
+from slurmtrain.ops.shared.observe import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.code.code_copy import make_tree
 from slurmtrain.snapshots.selection import CodeSource

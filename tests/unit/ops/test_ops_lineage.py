@@ -9,8 +9,7 @@ from helpers.simulated_run import SimulatedRun, make_test_plan
 from slurmtrain.cli.status_commands import print_run
 from slurmtrain.model.run.lineage import AFTER, FORK, RERUN, Parent
 from slurmtrain.model.run.run import replace
-from slurmtrain.ops.registries import rebuild
-from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.observe import observe, rebuild
 from slurmtrain.ops.shared.run_details import show_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.tracking.to_mlflow.sending import Origin, lasting_tags

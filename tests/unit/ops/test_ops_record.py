@@ -42,9 +42,8 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.cancel import cancel
 from slurmtrain.ops.prune import prune
-from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.resume import resume
-from slurmtrain.ops.shared.observe import observe, observe_run
+from slurmtrain.ops.shared.observe import observe, observe_run, rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import submit_spec
 from slurmtrain.ops.sync import sync

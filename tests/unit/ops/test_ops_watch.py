@@ -26,7 +26,6 @@ from slurmtrain.errors import PathError
 from slurmtrain.model.run.journal_lines import Garbage
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.ops import watch as module
-from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.observe import ListedRuns, Observed
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import Synced, sync
@@ -48,7 +47,7 @@ from slurmtrain.registry.queries import IndexRow
 from slurmtrain.registry.rows import Listed
 from slurmtrain.slurm import scheduler
 from slurmtrain.slurm.parse import QUEUE_FIELDS
-from slurmtrain.system.process import this_process
+from slurmtrain.system.process import StopSignal, this_process
 
 if TYPE_CHECKING:
     from slurmtrain.registry.store import Store

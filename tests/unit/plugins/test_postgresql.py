@@ -19,8 +19,7 @@ from helpers.workspaces import load_run, make_workspace
 from slurmtrain.errors import RegistryFailed, RegistryNewer, RegistryUnusable
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.urls import DatabaseUrl, read_database_url
-from slurmtrain.ops.registries import rebuild
-from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.observe import observe, rebuild
 from slurmtrain.plugins import postgresql
 from slurmtrain.registry import schema
 from slurmtrain.registry.cells import Sent

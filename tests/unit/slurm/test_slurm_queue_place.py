@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 
 from slurmtrain.errors import SlurmDown
-from slurmtrain.model.diagnosis.waits import QueueFacts
+from slurmtrain.model.diagnosis.answers import QueueFacts
 from slurmtrain.slurm import queue_place
 
 NOW = 1_795_933_446

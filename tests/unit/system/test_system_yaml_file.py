@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.errors import PathError, SpecError
-from slurmtrain.model.written import plain_numbers
+from slurmtrain.model.experiment.kinds import plain_numbers
 from slurmtrain.system import yaml_file
 from slurmtrain.system.yaml_file import YamlDocument, parse_value, parse_yaml, read_text
 

@@ -24,10 +24,10 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.model.environment import describe_obsolete, describe_overruled
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.preflight.checks import STATUSES
-from slurmtrain.model.preflight.obsolete_variables import describe_obsolete, describe_overruled
 from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks
 from slurmtrain.runtime.job.torch_private import torch_versions

@@ -6,8 +6,17 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.model.diagnosis.answers import Activity, ended, running, waiting
-from slurmtrain.model.diagnosis.waits import Alternative, QueueFacts, describe_alternative, describe_queue, sooner
+from slurmtrain.model.diagnosis.answers import (
+    Activity,
+    Alternative,
+    QueueFacts,
+    describe_alternative,
+    describe_queue,
+    ended,
+    running,
+    sooner,
+    waiting,
+)
 from slurmtrain.model.run.run import Attempt
 
 NOW = 1_000_000.0

@@ -8,7 +8,7 @@ import pytest
 
 from slurmtrain.cli.formatting import sweep_parts
 from slurmtrain.model.query.folding import Objective, fold_sweep, is_folded, states_of, swept_values
-from slurmtrain.model.run.reasons import commonest, error_first
+from slurmtrain.model.run.job_state import commonest, error_first
 
 REASON = "rank {} exited with code 1: ValueError: no {}; requeue.enabled is false"
 

@@ -14,9 +14,8 @@ from helpers.workspaces import make_workspace
 from slurmtrain.errors import LaunchError, RequestRefused, UserError
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.ledger_file import Exclusions, exclusions, forgive, listed, nodes_json
-from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.observe import observe, rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 
 HOUR = 3600.0

@@ -19,10 +19,9 @@ from slurmtrain.config import Config
 from slurmtrain.model.run.events.base import encode
 from slurmtrain.model.run.layout import RunDir, run_id
 from slurmtrain.ops import sync as sync_module
-from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared import observe as observing
 from slurmtrain.ops.shared.mirroring import MirrorOutcome
-from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.observe import Observed, observe, rebuild
 from slurmtrain.ops.shared.views import runs_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.sync import sync

@@ -17,10 +17,9 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from slurmtrain.errors import UserError
 from slurmtrain.model.urls import DatabaseUrl
-from slurmtrain.ops.registries import rebuild
 from slurmtrain.ops.shared.mirroring import MirrorOutcome, mirror_runs
 from slurmtrain.ops.shared.next_attempts import run_settings
-from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.observe import observe, rebuild
 from slurmtrain.ops.shared.run_details import show_json
 from slurmtrain.ops.shared.trackers import check_trackers
 from slurmtrain.ops.shared.views import run_json

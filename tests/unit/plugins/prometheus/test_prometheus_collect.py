@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.run.accounting import INTERRUPTED, Placement, merged
 from slurmtrain.model.run.run import CAUSES
-from slurmtrain.ops.registries import rebuild
+from slurmtrain.ops.shared.observe import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.prometheus.families import COUNTER, SUMMARY, Counters, Families
 from slurmtrain.registry.cells import Sent

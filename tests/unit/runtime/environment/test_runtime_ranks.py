@@ -12,9 +12,9 @@ import pytest
 import yaml
 
 from slurmtrain.errors import SlurmtrainError
+from slurmtrain.model.environment import describe_obsolete
 from slurmtrain.model.experiment.launcher import NodeRanks
 from slurmtrain.model.experiment.spec import NETWORK_PROFILES
-from slurmtrain.model.preflight.obsolete_variables import describe_obsolete
 from slurmtrain.runtime.environment.ranks import Tasks, load_profile, write_changes
 from slurmtrain.system import interpreter
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from slurmtrain.model.preflight.obsolete_variables import OBSOLETE, describe_obsolete, describe_overruled
+from slurmtrain.model.environment import OBSOLETE, describe_obsolete, describe_overruled
 
-PAGE = (Path(__file__).resolve().parents[4] / "docs" / "network-profiles.md").read_text()
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "network-profiles.md").read_text()
 SHIM = "NCCL_SHIMNET_GUEST_CONFIG_CHECKER_CONFIG_FILE"
 OURS = {"NCCL_SOCKET_IFNAME": "=eth1", "GLOO_SOCKET_IFNAME": "eth1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "21000"}
 

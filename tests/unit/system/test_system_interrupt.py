@@ -13,10 +13,10 @@ from helpers.fakeslurm import SlurmCommands, squeue_line
 from helpers.simulated_run import RUN_ID
 from helpers.workspaces import build_run
 
-from slurmtrain.ops.shared.interrupt import StopSignal
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.watch import wait
 from slurmtrain.registry.rows import Listed
+from slurmtrain.system.process import StopSignal
 
 
 def test_a_signal_ends_a_rest_at_once_and_handlers_are_as_they_were_before() -> None:

@@ -86,7 +86,7 @@ def test_a_run_that_trains_says_so_with_its_last_save(
         "it trains: step 10, 1 steps/s; 1 of 1 GPUs is idle while processors are 97 % busy"
     )
     assert explanation.details[0].startswith("last save: step 5, ")
-    assert "raise resources.cpus_per_node" in explanation.advice[0]
+    assert "raise resources.cpus_per_proc" in explanation.advice[0]
     slurm.jobs = [job("SUSPENDED", sim.job)]
     explanation = why(workspace, ask=False)
     assert explanation.headline.startswith("Slurm has suspended it: its processes are stopped")

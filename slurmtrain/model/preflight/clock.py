@@ -65,7 +65,7 @@ def clock_record(offset: ClockOffset | None, discipline: Mapping[str, Any]) -> d
 
     Args:
         offset: How far it is ahead; None if it was not measured.
-        discipline: What :func:`slurmtrain.runtime.preflight.facts.clock_facts.read_discipline` returned.
+        discipline: What :func:`slurmtrain.runtime.preflight.facts.measure.read_discipline` returned.
     """
     return {
         "offset_ms": None if offset is None else round(offset.offset_s * 1e3, 6),
@@ -91,7 +91,7 @@ def judge_clocks(
 
     Args:
         offsets: By node; None for a node that was not measured; node 0 has ``ClockOffset(0, 0, 0)``.
-        disciplines: What :func:`slurmtrain.runtime.preflight.facts.clock_facts.read_discipline` returned on each node.
+        disciplines: What :func:`slurmtrain.runtime.preflight.facts.measure.read_discipline` returned on each node.
         limits: The spec's limits.
         hosts: The names of the nodes.
     """

@@ -30,7 +30,7 @@ from slurmtrain.runtime.peers.peer_store import Link, MessageStore, StoreClient
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.connections import Endpoint, PeerLost, ResponseTimeout
 from slurmtrain.runtime.preflight.coordinator import coordinate
-from slurmtrain.runtime.preflight.facts import clock_facts, measure
+from slurmtrain.runtime.preflight.facts import measure
 from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce
 from slurmtrain.runtime.preflight.facts.measure import NodeContext
 from slurmtrain.runtime.preflight.participant import LOOPBACK, Participant, PreflightOutcome, participate
@@ -151,7 +151,7 @@ class _LocalNode:
             spec=plan.spec,
             candidates=lambda: _find_candidates(node.index, None if interface == "auto" else interface),
             measure=self._measure,
-            discipline=clock_facts.read_discipline,
+            discipline=measure.read_discipline,
             reserve=lambda: ports.reserve_port(f"{node.job_id}/{attempt.round}", node.restart),
             listen=lambda address: ports.listen_on_job_port(address, node.job_id, node.restart),
             bandwidth=self._measure_bandwidth,

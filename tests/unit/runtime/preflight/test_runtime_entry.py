@@ -82,7 +82,7 @@ def agent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Agents:
     attempt = RunsRoot(tmp_path).run("r-1").attempt("7", 0)
     attempt.path.mkdir(parents=True)
     monkeypatch.setattr(
-        entry.clock_facts, "read_discipline", lambda: {"disciplined": True, "source": "chrony", "description": "ok"}
+        entry.measure, "read_discipline", lambda: {"disciplined": True, "source": "chrony", "description": "ok"}
     )
     return lambda node_=None, spec_=None: Agent(attempt, node_ or node(), spec_ or spec())
 
@@ -288,7 +288,7 @@ def test_a_signal_is_obeyed_whatever_hangs(
     if function == "measure":
         monkeypatch.setattr(entry.measure, "measure_all", hanging)
     else:
-        monkeypatch.setattr(entry.clock_facts, "read_discipline", hanging)
+        monkeypatch.setattr(entry.measure, "read_discipline", hanging)
     single = agent()
     result = stopped_while(single, hanging, signal.SIGTERM)
     assert (result.cause, result.signal) == ("preempted", "SIGTERM")

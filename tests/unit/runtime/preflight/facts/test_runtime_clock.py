@@ -15,8 +15,8 @@ from helpers.site import PATIENCE_S
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.runtime.preflight.facts import clock_facts
-from slurmtrain.runtime.preflight.facts.clock_facts import (
+from slurmtrain.runtime.preflight.facts import measure
+from slurmtrain.runtime.preflight.facts.measure import (
     Timex,
     ask_kernel,
     read_chrony,
@@ -143,7 +143,7 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
 
     Those that answer have time to, on a busy machine too; one that sleeps has as much as it is given.
     """
-    output = clock_facts._output
+    output = measure._output
 
     def patiently(command: Sequence[str], timeout_s: float) -> str:
         script = tmp_path / command[0]
@@ -156,9 +156,9 @@ def commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Commands:
             path.write_text(f"#!/bin/sh\n{script}\n")
             path.chmod(0o755)
         monkeypatch.setenv("PATH", str(tmp_path))
-        monkeypatch.setattr(clock_facts, "_SYSTEM_PATHS", ())
-        monkeypatch.setattr(clock_facts, "ask_kernel", lambda: kernel)
-        monkeypatch.setattr(clock_facts, "_output", patiently)
+        monkeypatch.setattr(measure, "_SYSTEM_PATHS", ())
+        monkeypatch.setattr(measure, "ask_kernel", lambda: kernel)
+        monkeypatch.setattr(measure, "_output", patiently)
 
     return have
 

@@ -19,7 +19,7 @@ from slurmtrain.runtime.job.torch_private import torch_versions
 from slurmtrain.runtime.preflight import ports
 from slurmtrain.runtime.preflight.facts import gpus
 from slurmtrain.runtime.preflight.facts.allreduce import measure_all_reduce
-from slurmtrain.runtime.preflight.facts.matmul import multiply
+from slurmtrain.runtime.preflight.facts.gpus import multiply
 
 LIMIT_S = 120.0
 

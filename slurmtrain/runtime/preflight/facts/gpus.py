@@ -2,6 +2,10 @@
 
 NVML comes with the package nvidia-ml-py, which need not be installed; without it, only torch's matrix product is
 checked.
+
+That product is computed by a child process, ``python gpus.py SECONDS``: a CUDA context holds GPU memory for as long as
+its process lives, so the node agent, which lives as long as the run, never makes one. The child imports nothing of
+slurmtrain.
 """
 
 from __future__ import annotations
@@ -10,14 +14,15 @@ import importlib
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
-
-from slurmtrain.runtime.preflight.facts import matmul
 
 Facts = dict[str, Any]
 
@@ -251,9 +256,12 @@ def read_kernel_log(path: Path) -> str:
 
 
 def run_gemm(environ: Mapping[str, str], limit_s: float) -> Facts:
-    """Run :mod:`.matmul` on all GPUs; returns ``count`` and ``gpus`` as it prints them, or ``error``, or ``skip``."""
+    """Multiply matrices on all GPUs, in a child process.
+
+    Returns ``count`` and ``gpus`` as the child prints them, or ``error``, or ``skip``.
+    """
     # -P: do not search the script's directory, whose files could shadow modules of the standard library.
-    command = [sys.executable, "-P", matmul.__file__, str(limit_s)]
+    command = [sys.executable, "-P", __file__, str(limit_s)]
     # The child imports what this process imports, even if the ranks use another Python.
     env = {**environ, "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     child = subprocess.Popen(command, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
@@ -288,3 +296,81 @@ def parse_gemm_output(output: str, ending: str) -> Facts:
     answers = {line["gpu"]: line for line in lines if "gpu" in line}
     gpus = [answers.get(index, {"gpu": index, "error": ending}) for index in range(head["count"])]
     return {"count": head["count"], "gpus": gpus}
+
+
+# --- what the child process does -------------------------------------------------------------------------------------
+
+# Powers of two: the sum of that many ones is exact in float16, so that any other result is an error of the hardware.
+_GPU_SIZE = 4096
+_GPU_ROUNDS = 5
+# Products between two clock readings, so that the cost of launching one on a GPU matters little.
+_GPU_BATCH = 10
+
+# Held for each line: threads print at the same time.
+_output = threading.Lock()
+
+
+def multiply(device: str, dtype: str, size: int, *, rounds: int, batch: int) -> float:
+    """Seconds of a product of matrices of ``size`` x ``size`` ones: the least of ``rounds`` means over ``batch``.
+
+    ``device`` and ``dtype`` are torch's names. Raises ArithmeticError if the product is wrong, RuntimeError if torch
+    cannot compute it.
+    """
+    import torch
+
+    matrix = torch.ones(size, size, dtype=getattr(torch, dtype), device=device)
+    product = matrix @ matrix
+    # Every element of the product of two matrices of ones is their size.
+    if not bool((product == size).all()):
+        raise ArithmeticError(f"the product of {size} x {size} ones is wrong")
+    # A product on a GPU is only queued when torch returns.
+    wait = torch.cuda.synchronize if matrix.is_cuda else lambda _: None
+    # The least mean is the one least disturbed by other work on the machine.
+    least = float("inf")
+    for _ in range(rounds):
+        wait(matrix.device)
+        began = time.perf_counter()
+        for _ in range(batch):
+            torch.mm(matrix, matrix, out=product)
+        wait(matrix.device)
+        least = min(least, (time.perf_counter() - began) / batch)
+    return least
+
+
+def _print_line(line: dict[str, Any]) -> None:
+    with _output:
+        print(json.dumps(line), flush=True)
+
+
+def multiply_on_gpus() -> None:
+    """Print how many GPUs there are, then try all of them at once: one that hangs delays no other.
+
+    The first line is ``{"count": GPUs, "built_for": version or null}``. As soon as a GPU is done, its line follows:
+    ``{"gpu": index, "name", "memory", "ms", "tflops"}`` or ``{"gpu": index, "error": text}``. After the seconds of the
+    command line the process is killed by its own alarm, in case its parent is gone.
+    """
+    signal.alarm(int(float(sys.argv[1])) + 1)
+    import torch
+
+    def try_gpu(index: int) -> None:
+        try:
+            properties = torch.cuda.get_device_properties(index)
+            seconds = multiply(f"cuda:{index}", "float16", _GPU_SIZE, rounds=_GPU_ROUNDS, batch=_GPU_BATCH)
+            speed = 2 * _GPU_SIZE**3 / seconds / 1e12
+            hardware = {"name": properties.name, "memory": properties.total_memory}
+            _print_line({"gpu": index, **hardware, "ms": round(seconds * 1e3, 4), "tflops": round(speed, 1)})
+        except Exception as error:  # noqa: BLE001 (whatever CUDA raises is the finding)
+            first_line = str(error).strip().partition("\n")[0]
+            _print_line({"gpu": index, "error": f"{type(error).__name__}: {first_line}"})
+
+    count = torch.cuda.device_count()
+    _print_line({"count": count, "built_for": torch.version.cuda or torch.version.hip})
+    tries = [threading.Thread(target=try_gpu, args=(index,)) for index in range(count)]
+    for thread in tries:
+        thread.start()
+    for thread in tries:
+        thread.join()
+
+
+if __name__ == "__main__":
+    multiply_on_gpus()

@@ -18,7 +18,7 @@ from helpers.site import PATIENCE_S, until
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slurmtrain.runtime.preflight.facts import gpus, matmul
+from slurmtrain.runtime.preflight.facts import gpus
 from slurmtrain.runtime.preflight.facts.gpus import (
     driver_version,
     find_xids,
@@ -426,7 +426,7 @@ def test_a_child_or_a_gpu_that_fails_is_told(fake_torch: FakeTorch, lines: str, 
 
 def test_a_child_whose_parent_has_died_ends_by_itself(fake_torch: FakeTorch) -> None:
     environ = {**fake_torch("GPUS += [hangs]"), "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-P", matmul.__file__, "0.5"]
+    command = [sys.executable, "-P", gpus.__file__, "0.5"]
     child = subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL)
     assert child.wait(60) == -14
 
@@ -440,5 +440,5 @@ def test_any_output_can_be_read(output: str, ending: str) -> None:
 
 def test_a_product_is_timed_on_any_device_of_torch() -> None:
     began = time.perf_counter()
-    seconds = matmul.multiply("cpu", "float32", 64, rounds=3, batch=2)
+    seconds = gpus.multiply("cpu", "float32", 64, rounds=3, batch=2)
     assert 0 < seconds <= time.perf_counter() - began

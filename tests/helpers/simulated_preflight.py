@@ -17,7 +17,7 @@ from slurmtrain.model.experiment.sections import PreflightSpec
 from slurmtrain.model.experiment.spec import Spec, read_spec
 from slurmtrain.model.preflight.election import Candidate, ExcludedAddress
 from slurmtrain.runtime.peers.channel import Channel, connect
-from slurmtrain.runtime.preflight import connections, probe
+from slurmtrain.runtime.preflight import connections, participant
 from slurmtrain.runtime.preflight.connections import CoordinatorConnection, Endpoint
 from slurmtrain.runtime.preflight.coordinator import coordinate
 from slurmtrain.runtime.preflight.participant import Participant, PreflightOutcome, participate
@@ -128,7 +128,7 @@ class SimulatedPreflight:
                 self._reported[topic].release()
 
         with (
-            mock.patch.object(probe, "connect", self._connect),
+            mock.patch.object(participant, "connect", self._connect),
             mock.patch.object(CoordinatorConnection, "report", report_and_count),
             # All agents share this process: on a busy machine each is silent for long.
             mock.patch.object(connections, "HEARTBEAT_TIMEOUT_S", LONG_S),

@@ -52,6 +52,7 @@ from slurmtrain.runtime.preflight.participant import (
     RATE_S,
     Participant,
     PreflightOutcome,
+    Prober,
     ProbeTask,
     in_background,
     make_join_report,
@@ -59,7 +60,6 @@ from slurmtrain.runtime.preflight.participant import (
     measure_rates,
     read_outcome,
 )
-from slurmtrain.runtime.preflight.probe import Prober
 
 # How long to wait for all nodes to receive the last command and disconnect.
 _DISCONNECT_S = 2.0

@@ -13,9 +13,9 @@ from helpers.simulated_preflight import Proxy
 
 from slurmtrain.model.preflight.election import Candidate, Network, NetworkProblem
 from slurmtrain.runtime.peers.channel import Channel, connect
-from slurmtrain.runtime.preflight import probe
+from slurmtrain.runtime.preflight import participant
+from slurmtrain.runtime.preflight.participant import RATE_BYTES, Prober
 from slurmtrain.runtime.preflight.ports import listen
-from slurmtrain.runtime.preflight.probe import RATE_BYTES, Prober
 
 SECRET, OTHER = bytes(32), bytes(range(32))
 # Longer than any test takes, and long enough for a busy machine to miss nothing that is not lost.
@@ -103,7 +103,7 @@ def test_a_route_from_another_address_or_none_is_a_problem(monkeypatch: pytest.M
     # Whatever has no address in 127.2.0.0/16 of its own goes from 127.0.0.1.
     reason = "the kernel goes to 127.2.0.2 from {}, not from 127.2.0.1"
     assert reason_of(problems_between_two(bind_source=False)) == reason.format("127.0.0.1")
-    monkeypatch.setattr(probe, "source_towards", lambda address: None)
+    monkeypatch.setattr(participant, "source_towards", lambda address: None)
     assert reason_of(problems_between_two(bind_source=False)) == reason.format("nowhere")
 
 
@@ -181,7 +181,7 @@ def test_at_most_64_probes_run_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
         open_now -= 1
         raise ConnectionRefusedError(111, "Connection refused")
 
-    monkeypatch.setattr(probe, "connect", count)
+    monkeypatch.setattr(participant, "connect", count)
 
     async def scenario() -> list[NetworkProblem]:
         return await Prober(0, SECRET, bind_source=True).probe(TWO, {1: 1}, [1] * 200, LONG_S)
@@ -198,7 +198,7 @@ async def test_closing_ends_the_connections_that_are_being_served() -> None:
         await probers[1].close()
         with contextlib.suppress(ConnectionResetError):
             assert await reader.read() == b""
-        with pytest.raises(probe.ChannelClosed):
+        with pytest.raises(participant.ChannelClosed):
             await channel.receive()
         writer.close()
         channel.close()
@@ -231,7 +231,7 @@ def rate(timeout_s: float = LONG_S, **changes: Callable[[bytes], bytes]) -> tupl
 
 def test_a_rate_is_measured_with_a_load_that_has_arrived(monkeypatch: pytest.MonkeyPatch) -> None:
     # A busy machine is no slow network.
-    monkeypatch.setattr(probe, "_ENOUGH_S", LONG_S)
+    monkeypatch.setattr(participant, "_ENOUGH_S", LONG_S)
     bytes_per_s, proxy = rate()
     assert bytes_per_s is not None
     assert bytes_per_s > 0

@@ -24,7 +24,7 @@ COMMANDS = {
     "submit": ("start_commands", "Submit the runs of a spec."),
     "render": ("start_commands", "Print what submit would submit."),
     "status": ("status_commands", "List runs."),
-    "why": ("why_commands", "Say why a run waits, is slow or has failed, and what to do."),
+    "why": ("check_commands", "Say why a run waits, is slow or has failed, and what to do."),
     "show": ("status_commands", "Show all about a run."),
     "best": ("compare_commands", "Print the best run by a metric."),
     "diff": ("compare_commands", "Show how two runs differ: spec, code, environment, result."),

@@ -1,4 +1,7 @@
-"""An MLflow server of our own, which shows a store in a browser."""
+"""An MLflow server of our own, which shows a store in a browser.
+
+Its process is ``python -m slurmtrain.tracking.to_mlflow.server STORE_EXISTS SOCKET``.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,17 @@ import errno
 import ipaddress
 import os
 import re
+import shlex
 import socket
 import sys
 import tempfile
 import threading
+import time
 import urllib.request
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 from urllib.parse import quote, urlsplit, urlunsplit
 
 from slurmtrain.errors import NotAvailable
@@ -305,10 +310,51 @@ def _start_server(uri: str, root: RunsRoot, place: Path, shown: tuple[str, int])
         "PYTHONSAFEPATH": "1",
     }
     store_exists = place.with_name("store-exists")
-    command = [sys.executable, "-m", "slurmtrain.tracking.to_mlflow.server_process", str(store_exists), str(place)]
+    command = [sys.executable, "-m", "slurmtrain.tracking.to_mlflow.server", str(store_exists), str(place)]
     # A file without a name: it ends with the server, whoever is killed.
     with (
         tempfile.TemporaryFile() as output,
         ProcessGroup(command, environ=environ, cwd=root.path, output=output) as group,
     ):
         yield RunningServer(*shown, group, output, store_exists)
+
+
+# --- the server's process ---------------------------------------------------------------------------------------------
+
+_POLL_S = 0.02
+
+
+def run_server(store_exists: Path, socket: str) -> None:
+    """Serve the store that MLflow's variables name, once it exists: MLflow's server, in this one process.
+
+    ``mlflow server`` imports MLflow to check its options and its store, and then starts another process, which imports
+    it again: each time seconds of processor time. Here the same command goes on with the server itself. Where a version
+    of MLflow starts it in another way, that is what happens.
+
+    Args:
+        store_exists: The file that appears then.
+        socket: The path to listen at.
+    """
+    # Before MLflow, which takes this as a sign that it serves, and protects itself.
+    import uvicorn
+    from mlflow import server
+    from mlflow.cli import cli
+
+    start_process = getattr(server, "_exec_cmd", None)
+
+    def serve_here(command: Sequence[str], *arguments: Any, extra_env: Mapping[str, str], **options: Any) -> Any:
+        if list(command[:3]) != [sys.executable, "-m", "uvicorn"]:
+            assert start_process is not None
+            return start_process(command, *arguments, extra_env=extra_env, **options)
+        os.environ.update(extra_env)
+        return uvicorn.main(list(command[3:]))
+
+    if start_process is not None:
+        server._exec_cmd = serve_here
+    while not store_exists.exists():
+        time.sleep(_POLL_S)
+    cli(["server", "--workers", "1", "--uvicorn-opts", shlex.join(["--uds", socket])], prog_name="mlflow")
+
+
+if __name__ == "__main__":
+    run_server(Path(sys.argv[1]), sys.argv[2])

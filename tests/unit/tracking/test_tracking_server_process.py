@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from slurmtrain.tracking.to_mlflow.server_process import run_server
+from slurmtrain.tracking.to_mlflow.server import run_server
 
 SERVER = [sys.executable, "-m", "uvicorn", "--uds", "/s", "app"]
 Started = list[tuple[str, list[str]]]

@@ -118,7 +118,6 @@ TESTS_OF = {
     "slurmtrain/runtime/training/strategy_interface.py": (
         "local/test_experiments", "local/test_resharding.py", "cluster/test_slurm_strategies.py",
     ),
-    "slurmtrain/runtime/agent/node_notes.py": (),
     "slurmtrain/runtime/agent/monitor.py": ("local/test_stops.py",),
     "slurmtrain/slurm/": ("cluster/",),
     "slurmtrain/snapshots/": ("local/test_code.py", "cluster/test_slurm_code.py"),

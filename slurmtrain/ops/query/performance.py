@@ -27,7 +27,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
 
-# The unit of the memory that nodes note (runtime/agent/node_notes).
+# The unit of the memory that nodes note (runtime/agent/monitor).
 _MEGABYTE = 1e6
 _RANK = re.compile(r"rank-\d+(?:\.(\d+))?\.jsonl")
 _GPU_USE = re.compile(r"gpu_\d+_utilization_percentage")

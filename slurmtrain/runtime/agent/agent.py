@@ -34,12 +34,11 @@ from slurmtrain.model.run.events.agent_events import (
 )
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM
-from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
 from slurmtrain.runtime.agent.finish import AttemptFinish, JobQueue, ask_policy, forbid_requeue, state_of_finished_run
 from slurmtrain.runtime.agent.helpers import STOPPED_S, NodeHelpers, wait_for_others
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Begin, MoreNodes, RoundConfig
-from slurmtrain.runtime.agent.node_start import NodeStart, enter_pack, link_log, time_limit_lead
+from slurmtrain.runtime.agent.node_start import CheckpointFinder, NodeStart, enter_pack, link_log, time_limit_lead
 from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.script_metrics import MetricsProcess, send_live
 from slurmtrain.runtime.agent.workers import RankPlacement, RankProcesses

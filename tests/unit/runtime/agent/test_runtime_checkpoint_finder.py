@@ -16,7 +16,7 @@ from slurmtrain.model.run.events.agent_events import NodeEnded, WorkersStarted
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.checkpoint_events import CheckpointFound, CheckpointVerified
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.runtime.agent.checkpoint_finder import CheckpointFinder
+from slurmtrain.runtime.agent.node_start import CheckpointFinder
 from slurmtrain.runtime.checkpoint.external import Search, newest
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.system.journal import Journal

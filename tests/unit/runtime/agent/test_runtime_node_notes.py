@@ -13,7 +13,7 @@ from typing import Any
 
 from helpers.site import until
 
-from slurmtrain.runtime.agent.node_notes import Gauges, LogSizes, Sampler
+from slurmtrain.runtime.agent.monitor import Gauges, LogSizes, Sampler
 
 
 class NVMLError(Exception):

@@ -37,12 +37,12 @@ class RunList(list["RunHandle"]):
         rows = [
             [
                 *(run[name] for name in ("name", "id", "state")),
-                *(_param(run, name) for name in params),
+                *(write_value(values[name]) if name in values else "" for name in params),
                 _progress(run),
                 *(_figure(run["metrics"].get(name)) for name in metrics),
                 run["reason"],
             ]
-            for run in runs
+            for run, values in ((run, dict(flattened(run["params"]))) for run in runs)
         ]
         caption = (
             describe_sweep(runs)
@@ -137,11 +137,6 @@ def _progress(run: Mapping[str, Any]) -> str:
     if step is None:
         return ""
     return f"{step}/{total} ({100 * step // total} %)" if total else str(step)
-
-
-def _param(run: Mapping[str, Any], name: str) -> str:
-    values = dict(flattened(run["params"]))
-    return write_value(values[name]) if name in values else ""
 
 
 def _figure(value: Any) -> str:

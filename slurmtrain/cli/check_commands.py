@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from slurmtrain.model.interruption.outlook import SiteFinding
     from slurmtrain.ops.diagnose import AttemptDiagnosis
     from slurmtrain.ops.doctor import DoctorReport
-    from slurmtrain.ops.why import Explanation
 
 # A missing file with one of these suffixes is reported as a missing spec, not as an unknown run.
 _SPECS = (".yaml", ".yml")
@@ -51,13 +50,13 @@ def why_command(workspace: Workspace, run: str, attempt: int | None, as_json: bo
     return explain_run(workspace, run, attempt, as_json=as_json)
 
 
-def explain_run(workspace: Workspace, name: str, attempt: int | None, *, as_json: bool) -> int:
+def explain_run(workspace: Workspace, name: str, attempt_number: int | None, *, as_json: bool) -> int:
     """Print why a run is in its state.
 
     Args:
         workspace: Where it is.
         name: What a person calls it.
-        attempt: The attempt to explain, counted from 1; None: the run as it is now.
+        attempt_number: The attempt to explain, counted from 1; None: the run as it is now.
         as_json: Print JSON.
     """
     from slurmtrain.ops.shared.find import find
@@ -65,15 +64,10 @@ def explain_run(workspace: Workspace, name: str, attempt: int | None, *, as_json
 
     [run_id], observed = find(workspace, [name], prefer=("failed", "lost"))
     output.warn_about(observed)
-    explanation = explain(workspace, observed.runs, run_id, attempt)
+    explanation = explain(workspace, observed.runs, run_id, attempt_number)
     if as_json:
         output.print_json(explanation.to_dict())
-    else:
-        _print_explanation(explanation)
-    return 0
-
-
-def _print_explanation(explanation: Explanation) -> None:
+        return 0
     diagnosed = explanation.diagnosis
     output.paragraph(formatting.localized(explanation.headline), "  ")
     run, attempt = diagnosed.run, diagnosed.attempt
@@ -100,6 +94,7 @@ def _print_explanation(explanation: Explanation) -> None:
         output.echo("", "its logs and journals say")
         for match in matches[:_OTHERS]:
             _print_match(match)
+    return 0
 
 
 def _print_diagnosis(diagnosed: AttemptDiagnosis) -> None:
@@ -309,14 +304,14 @@ def nodes_command(workspace: Workspace, inactive_too: bool, as_json: bool) -> in
     if as_json:
         output.print_json({"schema": 1, "as_of": now_iso(), "nodes": nodes})
     elif nodes:
-        tables.print_table(("NODE", "STATE", "SEEN", "COUNTS UNTIL", "RUN (ATTEMPT)", "REASON"), _node_lines(nodes))
+        tables.print_table(("NODE", "STATE", "SEEN", "COUNTS UNTIL", "RUN (ATTEMPT)", "REASON"), node_lines(nodes))
     else:
         output.echo("no node has failed a preflight" + ("" if inactive_too else " lately"), err=True)
     return 0
 
 
-def _node_lines(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
-    """A row for all nodes with the same finding, whatever its figures."""
+def node_lines(nodes: Sequence[Mapping[str, Any]]) -> list[tuple[str, ...]]:
+    """A row for all nodes with the same finding, whatever its figures. ``nodes``: as the JSON has them."""
     alike: dict[tuple[str, ...], list[tuple[str, str]]] = {}
     for node in nodes:
         seen_at, until = formatting.when(node["seen_at"]), formatting.when(node["expires_at"])

@@ -161,9 +161,10 @@ def _print_comparison(answer: Answer) -> None:
         # Neither ids nor states are cut.
         rooms = [_ROOM_OF_NAMES, *(max(_LEAST_OF_RUN, *map(len, (row[0], row[2]))) for row in cells[1:])]
         widths = (max(map(cell_len, line)) for line in zip(*upright, strict=True))
+        whole = sum(max(map(cell_len, column)) + GAP for column in upright) - GAP
         narrowed = sum(min(room, wide) + GAP for room, wide in zip(rooms, widths, strict=True)) - GAP
         # With a line for each difference, not for each run, more of it may fit.
-        if _table_width(cells) > width and narrowed <= width:
+        if whole > width and narrowed <= width:
             columns = [
                 Column(title, itemgetter(index), room, fitted=partial(tables.fit_names, index))
                 for index, (title, room) in enumerate(zip(upright[0], rooms, strict=True))
@@ -178,11 +179,6 @@ def _states(states: Sequence[str]) -> str:
     if len(set(states)) == 1:
         return states[0]
     return count_states([state for state in states if state != "completed"])
-
-
-def _table_width(lines: Sequence[Sequence[str]]) -> int:
-    """How wide a table is, in cells."""
-    return sum(max(map(cell_len, column)) + GAP for column in zip(*lines, strict=True)) - GAP
 
 
 def _comparison_columns(answer: Answer, lines: Sequence[_Line]) -> list[Column]:

@@ -91,23 +91,18 @@ def save_state(accelerator: Accelerator, step: int, directory: str | Path | None
         # The directory gets its name only when all ranks have written their files.
         accelerator.wait_for_everyone()
         if accelerator.is_main_process:
-            _publish(unfinished, path)
+            # A kill between these renames leaves two names that do not count: the run goes on from an older checkpoint.
+            replaced = path.with_name(f"{path.name}.replaced.tmp")
+            if path.exists():  # by an earlier attempt
+                path.rename(replaced)
+            unfinished.rename(path)
+            shutil.rmtree(replaced, ignore_errors=True)
             _delete_older(path.parent, step, keep)
         # No rank returns a path that is not there yet.
         accelerator.wait_for_everyone()
     finally:
         loop.continue_steps()
     return path
-
-
-def _publish(unfinished: Path, path: Path) -> None:
-    """Give a complete checkpoint its name; one of the same step, by an earlier attempt, is deleted after that."""
-    replaced = path.with_name(f"{path.name}.replaced.tmp")
-    # A kill between these renames leaves two names that do not count: the run goes on from an older checkpoint.
-    if path.exists():
-        path.rename(replaced)
-    unfinished.rename(path)
-    shutil.rmtree(replaced, ignore_errors=True)
 
 
 def _delete_older(directory: Path, step: int, keep: int) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 import shutil
 from argparse import Namespace
@@ -124,7 +123,14 @@ class SlurmtrainCallback(Callback):  # type: ignore[misc]
         trainer.strategy.barrier("slurmtrain")
         if trainer.is_global_zero:
             unfinished.rename(path)
-            _delete_earlier(path.parent, trainer.global_step)
+            # What earlier stops have saved here; ModelCheckpoint leaves these files alone.
+            for earlier in list(path.parent.iterdir()):
+                match = _STOP_FILE.fullmatch(earlier.name)
+                if match and int(match[1]) < trainer.global_step:
+                    if earlier.is_dir():
+                        shutil.rmtree(earlier, ignore_errors=True)
+                    else:
+                        earlier.unlink(missing_ok=True)
         self._loop.leave()
 
 
@@ -160,15 +166,3 @@ def _total_steps(trainer: Trainer) -> int | None:
         return None  # each optimizer's steps count
     total = trainer.estimated_stepping_batches
     return int(total) if math.isfinite(total) and total >= 0 else None
-
-
-def _delete_earlier(directory: Path, step: int) -> None:
-    """Delete what earlier stops have saved here, before this ``step``; ModelCheckpoint leaves these files alone."""
-    for name in os.listdir(directory):
-        match = _STOP_FILE.fullmatch(name)
-        if match and int(match[1]) < step:
-            path = directory / name
-            if path.is_dir():
-                shutil.rmtree(path, ignore_errors=True)
-            else:
-                path.unlink(missing_ok=True)

@@ -17,7 +17,7 @@ import contextlib
 import inspect
 import socket
 import warnings
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.code_snapshots import with_snapshots
 from slurmtrain.ops.submit.submission import Submission, submit_sweeps
 from slurmtrain.slurm.slurm_commands import read_options
-from slurmtrain.specfile import PlannedRun, SpecFile, replan, write_assignments
+from slurmtrain.specfile import SpecFile, replan, write_assignments
 from slurmtrain.system.files import describe_os_error, make_directory, read_json, write_json
 
 # After so many trials without a value, none is asked for any more: the metric may not exist.
@@ -277,11 +277,31 @@ def advance(workspace: Workspace, record: SearchRecord, advanced: Advance, *, is
         names = f"; they have logged {', '.join(logged)}" if logged else ""
         advanced.problems.append(f"search {record.sweep} submits no more runs: {why}{names}")
         return
+    trials = [(number + each, study.ask()) for each in range(count)]
+    _submit_trials(workspace, record, trials, runs, advanced)
+
+
+def _submit_trials(
+    workspace: Workspace,
+    record: SearchRecord,
+    trials: Sequence[tuple[int, dict[str, object]]],
+    runs: Sequence[TrialRun],
+    advanced: Advance,
+) -> None:
+    """Submit the runs of ``trials``, each a number and values, after the ``runs`` of earlier ones."""
     # After the same runs as the first, whatever has got their names since.
     upstreams = ids_by_name(upstreams_of(workspace.root.run(runs[0].run.id))) if runs else {}
-    chosen = tuple(_plan_trial(record, number + each, study.ask(), upstreams) for each in range(count))
+    chosen, goal = [], record.search.objective
+    for number, values in trials:
+        run = replan(record.plan, write_assignments(values), read_options, renames=True)
+        overrides = (*record.overrides, *run.overrides)
+        chosen.append(
+            replace(
+                run, overrides=overrides, upstreams=upstreams, varies=values, trial=number, search=goal, has_code=True
+            )
+        )
     file = Path(record.spec_file) if record.spec_file else None
-    spec = SpecFile(text=record.text, runs=chosen, path=file, parallel=search.parallel)
+    spec = SpecFile(text=record.text, runs=tuple(chosen), path=file, parallel=record.search.parallel)
     try:
         submitted, notes, _ = submit_sweeps(workspace, [spec], [record.sweep], executor=record.executor)
         advanced.notes += notes
@@ -313,22 +333,6 @@ def _prune(workspace: Workspace, study: Study, runs: Sequence[TrialRun], advance
     # After all requests, so that the runs end side by side.
     finish_cancel(workspace, pruned)
     advanced.ending += pruned
-
-
-def _plan_trial(
-    record: SearchRecord, number: int, values: dict[str, object], upstreams: Mapping[str, Sequence[str]]
-) -> PlannedRun:
-    planned = replan(record.plan, write_assignments(values), read_options, renames=True)
-    overrides = (*record.overrides, *planned.overrides)
-    return replace(
-        planned,
-        overrides=overrides,
-        upstreams=upstreams,
-        varies=values,
-        trial=number,
-        search=record.search.objective,
-        has_code=True,
-    )
 
 
 # --- the study in Optuna ---------------------------------------------------------------------------------------------

@@ -220,7 +220,12 @@ def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> Checkp
             with _readable():
                 contents = (read_contents(each.path, spec.format) for each in (own, other))
                 return _compare_contents(*contents, method=method)
-        paths = [_newest_of_session(workspace, run) for run in (first, second)]
+        paths = []
+        for run in (first, second):
+            path = newest_published(workspace.root.run(run.id).checkpoints)
+            if path is None:
+                raise CheckpointError(f"run {run.id} has left no checkpoint")
+            paths.append(path)
         manifest, other_manifest = map(read_manifest, paths)
         # Weights of different steps differ anyway; what matters is that one run stopped early.
         if manifest.step != other_manifest.step:
@@ -240,13 +245,6 @@ def compare_checkpoints(workspace: Workspace, first: Run, second: Run) -> Checkp
             return _compare_contents(*contents, method="values")
     except (CheckpointError, PathError, OSError) as error:
         return CheckpointComparison(identical=None, why=str(error))
-
-
-def _newest_of_session(workspace: Workspace, run: Run) -> Path:
-    path = newest_published(workspace.root.run(run.id).checkpoints)
-    if path is None:
-        raise CheckpointError(f"run {run.id} has left no checkpoint")
-    return path
 
 
 def _newest_external(workspace: Workspace, run: Run) -> external.ExternalCheckpoint:

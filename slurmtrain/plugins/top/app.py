@@ -196,14 +196,11 @@ class TopApp(App[int]):
         folded = top_rows.arrange(chosen, snapshot.sweeps, self._opened) if self._view.folds else chosen
         shown = self._params.add_to(folded)
         self.table.show(shown)
-        self._name_unseen()
-        self._show_facts()
-
-    def _name_unseen(self) -> None:
-        """Name the columns for which the screen is too narrow."""
-        line, titles = self.screen_stack[0].query_one("#unseen", Static), self.table.unseen
+        # The columns for which the screen is too narrow.
+        line, titles = page.query_one("#unseen", Static), self.table.unseen
         line.display = bool(titles) and self.size.height >= _LOWEST
         line.update(f"no room for {', '.join(titles)}")
+        self._show_facts()
 
     def _summary(self, snapshot: Snapshot, shown: int) -> str:
         parts = [top_rows.summary(snapshot.rows.values())]

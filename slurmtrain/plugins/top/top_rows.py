@@ -177,20 +177,19 @@ class Params:
             if names != self._names:
                 self._names, self._made = names, {}
             self._rows = rows
-        before, self._made = self._made, {}
+        before, self._made, short = self._made, {}, short_keys(self._names)
         for row in rows:
             made = before.get(row.id)
             if made is None or made[0] is not row:
-                made = row, row if row.is_sweep else self._with_params(row)
+                made = row, row
+                if not row.is_sweep:
+                    flat = dict(flattened(row.run["params"]))
+                    named = [(short[name], flat[name]) for name in self._names if name in flat]
+                    parts = tuple(printable(f"{name}={write_value(value)}") for name, value in named)
+                    text = printable(formatting.params(row.run["params"], self._names)) or "-"
+                    made = row, replace(_with_cell(row, PARAMS, text), params=parts)
             self._made[row.id] = made
         return [made for _, made in self._made.values()]
-
-    def _with_params(self, row: Row) -> Row:
-        short = short_keys(self._names)
-        flat = dict(flattened(row.run["params"]))
-        parts = tuple(printable(f"{short[name]}={write_value(flat[name])}") for name in self._names if name in flat)
-        text = printable(formatting.params(row.run["params"], self._names)) or "-"
-        return replace(_with_cell(row, PARAMS, text), params=parts)
 
 
 def _with_cell(row: Row, index: int, text: str) -> Row:
@@ -314,7 +313,7 @@ def facts(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]], why: st
     """
     if is_folded(run):
         return _sweep_facts(run)
-    newest = attempts[-1] if attempts else None
+    newest, saved = attempts[-1] if attempts else None, run["checkpoint"]
     reason, why = error_first(run["reason"]), waiting_headline(run) or why
     to_go = f"{formatting.duration(run['eta_seconds'])} to go" if run["eta_seconds"] else ""
     goodput = "" if run["goodput"] is None else f"goodput {100 * run['goodput']:.0f} %"
@@ -326,7 +325,7 @@ def facts(run: Mapping[str, Any], attempts: Sequence[Mapping[str, Any]], why: st
         ("step", ", ".join(part for part in progress if part not in ("", "-"))),
         ("params", formatting.params(run["params"])),
         ("metrics", formatting.metrics(run, _METRICS_SHOWN)),
-        ("checkpoint", _checkpoint(run)),
+        ("checkpoint", f"{formatting.newest_checkpoint(run)}, {formatting.size(saved['bytes'])}" if saved else ""),
         *(("attempt", line) for line in _attempts(attempts)),
         ("nodes", _nodes(newest)),
         ("gpus", _gpus(newest)),
@@ -367,11 +366,6 @@ def fact_lines(pairs: Sequence[tuple[str, str]], width: int) -> list[tuple[str, 
 def label(name: str) -> str:
     """The name of a fact, as wide as all names are."""
     return name.ljust(_LABEL)
-
-
-def _checkpoint(run: Mapping[str, Any]) -> str:
-    newest = run["checkpoint"]
-    return "" if newest is None else f"{formatting.newest_checkpoint(run)}, {formatting.size(newest['bytes'])}"
 
 
 def _attempts(attempts: Sequence[Mapping[str, Any]]) -> Iterator[str]:

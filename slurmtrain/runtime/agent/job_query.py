@@ -178,8 +178,19 @@ def cause_of_stop(signal: str, view: JobView | None, *, now: float, executor: st
         cause, why = by_record
         # Requeued: only Slurm's accounting says by whom, and so why.
         sure = why != describe_state("REQUEUED")
+    elif deadline:
+        cause, why, sure = "timeout", describe_state("TIMEOUT"), True
+    elif signal in _WARNINGS:
+        cause, why, sure = "timeout", f"the time limit is near ({signal})", executor == "local" or view is not None
+    elif executor == "local" and signal == "SIGINT":
+        cause, why, sure = "cancelled", "stopped by SIGINT", True
+    elif executor == "local":
+        cause, why, sure = "preempted", f"stopped by {signal}", True
+    elif view is None:
+        cause, why, sure = "preempted", f"stopped by {signal}; Slurm does not say why", False
     else:
-        cause, why, sure = _cause_by_signal(signal, view, executor=executor, deadline=deadline)
+        why = f"stopped by {signal}, although Slurm neither preempts nor ends its job"
+        cause, sure = "preempted", True
     return StopCause(cause=cause, why=why, sure=sure, job_runs_on=runs_on, evidence=evidence)
 
 
@@ -224,21 +235,6 @@ def _cause_by_record(view: JobView, now: float) -> tuple[str, str] | None:
         return None
     has_used_its_limit = view.end_time - view.start_time >= view.time_limit_s - _NOW_S
     return ("timeout", describe_state("TIMEOUT")) if has_used_its_limit else None
-
-
-def _cause_by_signal(signal: str, view: JobView | None, *, executor: str, deadline: bool) -> tuple[str, str, bool]:
-    """Cause and reason by the signal, and whether that is certain."""
-    if deadline:
-        return "timeout", describe_state("TIMEOUT"), True
-    if signal in _WARNINGS:
-        return "timeout", f"the time limit is near ({signal})", executor == "local" or view is not None
-    if executor == "local":
-        if signal == "SIGINT":
-            return "cancelled", "stopped by SIGINT", True
-        return "preempted", f"stopped by {signal}", True
-    if view is None:
-        return "preempted", f"stopped by {signal}; Slurm does not say why", False
-    return "preempted", f"stopped by {signal}, although Slurm neither preempts nor ends its job", True
 
 
 def _read_time(text: str) -> float | None:

@@ -290,14 +290,10 @@ class Round:
 
         Node 0 knows Slurm's answer, and publishes this time, so that the ranks of all nodes have the same.
         """
-        config = self._config
-        if (
-            self._context.host.flag.raised is None
-            and config.deadline is not None
-            and time.monotonic() >= config.deadline
-        ):
+        config, host = self._config, self._context.host
+        if host.flag.raised is None and config.deadline is not None and time.monotonic() >= config.deadline:
             return config.deadline + config.lead_s - _LIMIT_MARGIN_S
-        query = self._context.host.query
+        query = host.query
         stop_by = query.stop_by_of_others() if self._is_of_others else query.stop_by()
         if config.node == 0:
             # By the wall clock: the nodes' monotonic clocks are unrelated, whereas the preflight has compared their

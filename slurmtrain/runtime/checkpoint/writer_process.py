@@ -154,13 +154,8 @@ def prune_as_ordered(order: Mapping[str, Any]) -> dict[str, Any]:
             break
         with contextlib.suppress(FileNotFoundError):
             checkpoint_files.delete_checkpoint(checkpoint.path)
-            pruned.append(
-                {
-                    "path": checkpoint_files.relative_path(checkpoint.path),
-                    "step": checkpoint.step,
-                    "why": checkpoint.why,
-                }
-            )
+            path = checkpoint_files.relative_path(checkpoint.path)
+            pruned.append({"path": path, "step": checkpoint.step, "why": checkpoint.why})
             missing = None if missing is None else missing - checkpoint.bytes
     return {"pruned": pruned}
 

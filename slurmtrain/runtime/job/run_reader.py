@@ -172,10 +172,9 @@ def with_restarts(history: InterruptionStats, attempt: AttemptDir) -> Interrupti
         began = next(iter(select(events, AgentStarted)), None)
         if began is not None:
             end = next((event.payload for event in reversed(select(events, NodeEnded))), None)
+            cause = "node_fail" if end is None or end.signal is None else "preempted"
             if end is not None and end.cause == PREFLIGHT:
                 cause = PREFLIGHT
-            else:
-                cause = "preempted" if end is not None and end.signal is not None else "node_fail"
             written = 0.0
             with contextlib.suppress(OSError), os.scandir(earlier.path) as entries:
                 # It was alive at least until then.

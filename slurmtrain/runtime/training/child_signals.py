@@ -57,7 +57,9 @@ class ChildGuard:
         util.register_after_fork(self, ChildGuard._guard_fork)
         _guards.add(self)
         _watch_starts()
-        _inherited_config()[_CONFIG_KEY] = _PickledGuard(self._rank, loaders_only=loaders_only)
+        # What multiprocessing copies to every process that this one starts (BaseProcess._config, as in Python 3.11).
+        inherited: dict[str, Any] = vars(current_process()).get("_config", {})
+        inherited[_CONFIG_KEY] = _PickledGuard(self._rank, loaders_only=loaders_only)
 
     def _guard_fork(self) -> None:
         """Guard a child, in its only thread, which has the signals blocked; so will all that it starts later."""
@@ -140,12 +142,6 @@ def _received(parent: int, rank: int, loaders_only: bool = False) -> _PickledGua
         guard.guard_process(parent)
     _kept.append(guard)
     return _PickledGuard(rank, loaders_only=loaders_only)
-
-
-def _inherited_config() -> dict[str, Any]:
-    """What multiprocessing copies to every process that this one starts (BaseProcess._config, as in Python 3.11)."""
-    config: dict[str, Any] = vars(current_process()).get("_config", {})
-    return config
 
 
 # --- around a start -------------------------------------------------------------------------------------------------

@@ -231,7 +231,9 @@ class SynchronyWatch:
         change = now - self._before if is_comparable else torch.zeros(0)
         first_names, first_change = self._ranks.broadcast((names, change))
         is_comparable = is_comparable and names == first_names
-        distance = _distance(change, first_change) if is_comparable else 0.0
+        # How far the changes are from each other: 0 if they are equal, about 1 or more if unrelated.
+        length = float(max(change.norm(), first_change.norm())) if is_comparable else 0.0
+        distance = float((change - first_change).norm()) / length if length else 0.0
         # Weights that have become infinite have no distance.
         is_comparable = is_comparable and not math.isnan(distance)
         started, before = self._collectives(), self._started
@@ -271,9 +273,3 @@ class SynchronyWatch:
                 parts.append(flat[::stride][:_SAMPLES].to(self._ranks.device, torch.float64))
             # A single copy from the GPU.
             return names, torch.cat(parts).cpu() if parts else torch.zeros(0)
-
-
-def _distance(first: torch.Tensor, second: torch.Tensor) -> float:
-    """How far two changes of weights are from each other: 0 if they are equal, about 1 or more if unrelated."""
-    length = float(max(first.norm(), second.norm()))
-    return float((first - second).norm()) / length if length else 0.0

@@ -1,6 +1,9 @@
 """An MLflow server of our own, which shows a store in a browser.
 
-Its process is ``python -m slurmtrain.tracking.to_mlflow.server STORE_EXISTS SOCKET``.
+Its process is ``python -m slurmtrain.tracking.to_mlflow.server STORE_EXISTS SOCKET``. ``mlflow server`` imports MLflow
+to check its options and its store, and then starts another process, which imports it again: each time seconds of
+processor time. Here the same command goes on with the server itself. Where a version of MLflow starts it in another
+way, that is what happens.
 """
 
 from __future__ import annotations
@@ -325,11 +328,7 @@ _POLL_S = 0.02
 
 
 def run_server(store_exists: Path, socket: str) -> None:
-    """Serve the store that MLflow's variables name, once it exists: MLflow's server, in this one process.
-
-    ``mlflow server`` imports MLflow to check its options and its store, and then starts another process, which imports
-    it again: each time seconds of processor time. Here the same command goes on with the server itself. Where a version
-    of MLflow starts it in another way, that is what happens.
+    """Serve the store that MLflow's variables name, once it exists.
 
     Args:
         store_exists: The file that appears then.

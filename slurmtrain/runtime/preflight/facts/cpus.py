@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.experiment.resources import GPU, Cpu, bind_ranks, read_cpus, write_cpus
 from slurmtrain.runtime.environment import variables
+from slurmtrain.runtime.preflight.facts.gpus import cpus_near_gpus
 from slurmtrain.system.owned_files import read_readable
 
 if TYPE_CHECKING:
@@ -24,7 +25,6 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.environment.node import Node
 
 _SYSTEM = Path("/sys/devices/system")
-_WORD_BITS = 64
 # Rounds of the computation whose fastest is the speed of a core, and the bytes of one.
 _ROUNDS = 30
 _BLOCK = bytes(1 << 20)
@@ -44,7 +44,7 @@ def set_binding(resources: ResourcesSpec, node: Node) -> None:
         # The nodes of a local run share this machine.
         allowed = set(bind_ranks("cores", read_topology(allowed), node.count)[node.index])
     ranks = resources.local_world_size
-    near = _near_gpus(ranks) if resources.bind == GPU else []
+    near = cpus_near_gpus(ranks) if resources.bind == GPU else []
     parts = bind_ranks(resources.bind, read_topology(allowed), ranks, near)
     os.environ[variables.CPUS] = ";".join(map(write_cpus, parts))
 
@@ -70,25 +70,6 @@ def read_topology(cpus: Collection[int], system: Path = _SYSTEM) -> dict[int, Cp
                 numbers[name] = max(0, int((system / f"cpu/cpu{cpu}/topology/{name}").read_text(encoding="utf-8")))
         places[cpu] = Cpu(node=nodes.get(cpu, 0), package=numbers["physical_package_id"], core=numbers["core_id"])
     return places
-
-
-def _near_gpus(ranks: int) -> list[set[int]]:
-    """The CPUs near the GPU of each rank; empty where NVML does not say."""
-    from slurmtrain.runtime.preflight.facts import gpus
-
-    nvml = gpus.load_nvml()
-    if nvml is None:
-        return [set()] * ranks
-    near: list[set[int]] = []
-    words = (max(os.cpu_count() or 1, 1) + _WORD_BITS - 1) // _WORD_BITS
-    with contextlib.suppress(nvml.NVMLError), gpus.nvml_session(nvml):
-        for handle in gpus.open_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
-            masks = nvml.nvmlDeviceGetCpuAffinity(handle, words)
-            # Words of 64 bits, the first CPUs' word first.
-            bits = sum(mask << _WORD_BITS * word for word, mask in enumerate(masks))
-            near.append({cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1})
-    # As the library does: GPUs are dealt out to ranks in turn.
-    return [near[rank % len(near)] for rank in range(ranks)] if near else [set()] * ranks
 
 
 def read_field(path: str, name: str, separator: str = ":") -> str:

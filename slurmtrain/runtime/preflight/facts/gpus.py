@@ -5,7 +5,9 @@ checked.
 
 That product is computed by a child process, ``python gpus.py SECONDS``: a CUDA context holds GPU memory for as long as
 its process lives, so the node agent, which lives as long as the run, never makes one. The child imports nothing of
-slurmtrain.
+slurmtrain. It prints ``{"count": GPUs, "built_for": version or null}``, then a line for each GPU as soon as it is done:
+``{"gpu": index, "name", "memory", "ms", "tflops"}`` or ``{"gpu": index, "error": text}``. After SECONDS it is killed by
+its own alarm, in case its parent is gone.
 """
 
 from __future__ import annotations
@@ -29,6 +31,8 @@ Facts = dict[str, Any]
 KERNEL_LOG = Path("/dev/kmsg")
 # The longest record of /dev/kmsg, by the kernel's CONSOLE_EXT_LOG_MAX.
 _RECORD = 8192
+# Of the masks in which NVML names CPUs.
+_WORD_BITS = 64
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)[^\n]*")
 _BUS = re.compile(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)")
 # Answers that mean that there is no figure, not that the GPU is broken: invalid argument (for parts of a GPU), not
@@ -44,6 +48,27 @@ def load_nvml() -> Any | None:
         return importlib.import_module("pynvml")
     except ImportError:
         return None
+
+
+def cpus_near_gpus(ranks: int) -> list[set[int]]:
+    """The CPUs near the GPU of each rank; empty where NVML does not say.
+
+    Args:
+        ranks: How many ranks this node has.
+    """
+    nvml = load_nvml()
+    if nvml is None:
+        return [set()] * ranks
+    near: list[set[int]] = []
+    words = (max(os.cpu_count() or 1, 1) + _WORD_BITS - 1) // _WORD_BITS
+    with suppress(nvml.NVMLError), nvml_session(nvml):
+        for handle in open_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
+            masks = nvml.nvmlDeviceGetCpuAffinity(handle, words)
+            # Words of 64 bits, the first CPUs' word first.
+            bits = sum(mask << _WORD_BITS * word for word, mask in enumerate(masks))
+            near.append({cpu for cpu in range(bits.bit_length()) if bits >> cpu & 1})
+    # As the library does: GPUs are dealt out to ranks in turn.
+    return [near[rank % len(near)] for rank in range(ranks)] if near else [set()] * ranks
 
 
 def driver_version(nvml: Any | None) -> str | None:
@@ -343,12 +368,7 @@ def _print_line(line: dict[str, Any]) -> None:
 
 
 def multiply_on_gpus() -> None:
-    """Print how many GPUs there are, then try all of them at once: one that hangs delays no other.
-
-    The first line is ``{"count": GPUs, "built_for": version or null}``. As soon as a GPU is done, its line follows:
-    ``{"gpu": index, "name", "memory", "ms", "tflops"}`` or ``{"gpu": index, "error": text}``. After the seconds of the
-    command line the process is killed by its own alarm, in case its parent is gone.
-    """
+    """Print how many GPUs there are, then try all of them at once: one that hangs delays no other."""
     signal.alarm(int(float(sys.argv[1])) + 1)
     import torch
 

@@ -20,8 +20,7 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.config import Config
 from slurmtrain.errors import RegistryDamaged, RegistryFailed
-from slurmtrain.ops import registries as rebuilding
-from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.observe import observe, rebuild
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry import sqlite
 from slurmtrain.registry import store as store_module
@@ -246,7 +245,7 @@ def test_a_rebuild_that_is_killed_leaves_the_old_registry(root: Root, monkeypatc
             raise Killed
 
     with pytest.raises(Killed):
-        rebuilding.rebuild(root.open(), kill)
+        rebuild(root.open(), kill)
     assert {run.attempts[0].reason for run in root.open().store.load_all(IDS).values()} == {"old"}
     root.rebuild()
     root.check()

@@ -59,7 +59,6 @@ FURTHER = (
     "local/test_own_checkpoints.py::test_a_run_that_rewrites_one_file_goes_on_as_long_as_its_content_changes",
     "local/test_why_failures.py::test_the_first_line_says_what_happened[exception]",
     "local/test_why_failures.py::test_the_first_line_says_what_happened[misspelt module]",
-    "local/test_why_failures.py::test_a_process_that_the_kernel_killed_for_memory_is_that_cause_everywhere[shell]",
     "cluster/test_slurm_asking.py::test_any_command_asks_squeue_once_and_sacct_at_most_once[1]",
     "cluster/test_slurm_hostlist.py",
     "cluster/test_slurm_runs.py::test_slurm_takes_the_golden_scripts",

@@ -16,8 +16,11 @@ HUNGRY = "data = []\nfor _ in range(200):\n    data.append(b'x' * (8 << 20))\n"
 
 
 @contextlib.contextmanager
-def little_memory(pids: Sequence[int], limit_mib: int) -> Iterator[None]:
-    """Let these processes, and what they start meanwhile, have so much memory together."""
+def little_memory(limit_mib: int) -> Iterator[Sequence[str]]:
+    """Yield the words before a command that let it, and all that it starts, have so much memory together.
+
+    The process of the test stays outside: the kernel could choose it.
+    """
     before = _own_group()
     if before is None or not os.access(_MEMORY, os.W_OK):
         pytest.skip("needs root, and the memory controller of cgroups, version 1")
@@ -25,9 +28,7 @@ def little_memory(pids: Sequence[int], limit_mib: int) -> Iterator[None]:
     group.mkdir()
     (group / "memory.limit_in_bytes").write_text(str(limit_mib << 20))
     try:
-        for pid in pids:
-            (group / "cgroup.procs").write_text(str(pid))
-        yield
+        yield ["sh", "-c", f'echo $$ > {group / "cgroup.procs"} && exec "$@"', "sh"]
     finally:
         while left := (group / "cgroup.procs").read_text().split():
             for pid in left:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
-from collections.abc import Iterator, Mapping
+import subprocess
+import sys
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -136,21 +137,16 @@ def test_the_rank_that_failed_first_is_named(site: Site) -> None:
 # --- memory -----------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def limited() -> Iterator[None]:
-    """Whatever this process starts meanwhile has 600 MiB together."""
-    with little_memory([os.getpid()], 600):
-        yield
-
-
-@pytest.mark.usefixtures("limited")
 @pytest.mark.parametrize("command", [PYTHON, "bash -c 'python train.py; exit $?'"], ids=["python", "shell"])
 def test_a_process_that_the_kernel_killed_for_memory_is_that_cause_everywhere(site: Site, command: str) -> None:
     (site.path / "train.py").write_text(HUNGRY)
     rules: dict[str, Any] = {"oom": {"accumulation": "x2", "max_accumulation": 4}}
-    spec = site.commanding(command, requeue=rules)
-    # Not in the process that forks commands, which may be older than the cgroup.
-    run_id = site.submit(spec, "--wait", code=1, env={"PYTHONHASHSEED": "0"})
+    spec = site.commanding(command, name="hungry", requeue=rules)
+    with little_memory(600) as limited:
+        words = [*limited, sys.executable, "-m", "slurmtrain", "submit", str(spec), "--executor", "local", "--wait"]
+        submitted = subprocess.run(words, cwd=site.path, env=site.environment(), capture_output=True, text=True)
+    assert submitted.returncode == 1, submitted.stderr
+    run_id = site.json("status")["runs"][0]["id"]
     answer = site.json("why", run_id)
     assert (answer["cause"], site.status(run_id)["state"]) == ("oom", "failed")
     assert answer["headline"] == "memory was full: the kernel killed 1 process of the job, whose limit is 0.6 GiB"

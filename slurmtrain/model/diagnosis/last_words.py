@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import PurePosixPath
@@ -155,12 +155,15 @@ def _missing_module(match: re.Match[str], raised: Raised, facts: Facts) -> Expla
         return Explained(IMPORT, cause, "correct the import")
     pip = f"{facts.python or 'python'} -m pip install {_PACKAGES.get(top, top)}"
     nodes = "" if facts.is_local else ", in the environment that the nodes use"
-    return Explained(IMPORT, f"the module {top} is not installed{where}", f"`{pip}`{nodes}")
+    return Explained(IMPORT, f"the module {top} is not installed{where}", f"if its name is right: `{pip}`{nodes}")
 
 
 def _partly_imported(match: re.Match[str], raised: Raised, facts: Facts) -> Explained | None:
     if hiding := _hiding(match[1], raised, facts):
         return _shadow(hiding, match[1])
+    if replacement := next(_imported_by_libraries(raised), None):
+        cause = f"a library imports your {replacement.name} in place of the module {replacement.stem}{at_place(raised)}"
+        return Explained("shadowed", cause, f"rename {replacement.name}")
     cause = f"modules import each other in a circle: {match[1]} was used before it was complete{at_place(raised)}"
     return Explained("circular-import", cause, "move one of the imports into the function that needs it")
 
@@ -187,13 +190,16 @@ def _shadow(path: str, module: str) -> Explained:
 
 def _hides(raised: Raised) -> str:
     """What to do about a user's file that a library has imported in place of a module; empty if there is none."""
+    paths = (path for path in _imported_by_libraries(raised) if path.stem in sys.stdlib_module_names)
+    return next((f"rename {path.name}: it hides Python's module {path.stem}" for path in paths), "")
+
+
+def _imported_by_libraries(raised: Raised) -> Iterator[PurePosixPath]:
+    """The user's files that libraries import, which look for modules of these names elsewhere."""
     frames = [frame for frame in raised.frames if not frame.file.startswith("<")]
     for outer, frame in pairwise(frames):
-        stem = PurePosixPath(frame.file).stem
-        is_import = not frame.is_library and frame.function == "<module>"
-        if is_import and outer.is_library and stem in sys.stdlib_module_names:
-            return f"rename {PurePosixPath(frame.file).name}: it hides Python's module {stem}"
-    return ""
+        if outer.is_library and not frame.is_library and frame.function == "<module>":
+            yield PurePosixPath(frame.file)
 
 
 def _missing_file(match: re.Match[str], raised: Raised, facts: Facts) -> Explained:

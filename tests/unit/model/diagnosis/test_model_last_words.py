@@ -54,7 +54,7 @@ TORCH = "/opt/env/lib/python3.11/site-packages/torch/__init__.py"
         ("ModuleNotFoundError: No module named 'flash_atn'", StatedFacts(),
          "there is no module flash_atn: did you mean flash_attn? (at train.py:3 in step())", "correct the import"),
         ("ModuleNotFoundError: No module named 'deepspeed'", StatedFacts(), "the module deepspeed is not installed, at",
-         "`/opt/env/bin/python -m pip install deepspeed`"),
+         "if its name is right: `/opt/env/bin/python -m pip install deepspeed`"),
         ("ModuleNotFoundError: No module named 'cv2'", ON_CLUSTER, "the module cv2 is not installed, at",
          "pip install opencv-python`, in the environment that the nodes use"),
         ("ModuleNotFoundError: No module named 'torch'", ON_CLUSTER,
@@ -119,10 +119,16 @@ def test_an_exception_is_explained_after_a_look(error: str, facts: Facts, cause:
     assert not explained.follows
 
 
-def test_a_file_that_a_library_imports_in_place_of_pythons_is_named() -> None:
+def test_a_file_that_a_library_imports_in_place_of_another_module_is_named() -> None:
     frames = (TraceFrame(TORCH, 9, "<module>"), TraceFrame(f"{FOLDER}/queue.py", 1, "<module>"))
     explained = explain_end(Ending(1, Raised("ValueError", "odd", frames)), StatedFacts())
     assert explained.fix == "rename queue.py: it hides Python's module queue"
+    # torch looks for a package of this name.
+    frames = (TraceFrame(f"{FOLDER}/cuda.py", 1, "<module>"), frames[0], TraceFrame(f"{FOLDER}/cuda.py", 1, "<module>"))
+    message = "partially initialized module 'torch' has no attribute 'zeros' (most likely due to a circular import)"
+    explained = explain_end(Ending(1, Raised("AttributeError", message, frames)), StatedFacts())
+    assert explained.cause == "a library imports your cuda.py in place of the module cuda, at cuda.py:1"
+    assert explained.fix == "rename cuda.py"
 
 
 def test_an_exception_that_tells_of_the_end_of_another_rank_follows_from_it() -> None:

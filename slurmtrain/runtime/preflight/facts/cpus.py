@@ -44,7 +44,7 @@ def set_binding(resources: ResourcesSpec, node: Node) -> None:
         # The nodes of a local run share this machine.
         allowed = set(bind_ranks("cores", read_topology(allowed), node.count)[node.index])
     ranks = resources.local_world_size
-    near = cpus_near_gpus(ranks) if resources.bind == GPU else []
+    near = cpus_near_gpus(ranks, os.environ.get("CUDA_VISIBLE_DEVICES")) if resources.bind == GPU else []
     parts = bind_ranks(resources.bind, read_topology(allowed), ranks, near)
     os.environ[variables.CPUS] = ";".join(map(write_cpus, parts))
 

@@ -50,11 +50,12 @@ def load_nvml() -> Any | None:
         return None
 
 
-def cpus_near_gpus(ranks: int) -> list[set[int]]:
+def cpus_near_gpus(ranks: int, visible: str | None) -> list[set[int]]:
     """The CPUs near the GPU of each rank; empty where NVML does not say.
 
     Args:
         ranks: How many ranks this node has.
+        visible: CUDA_VISIBLE_DEVICES, which says which GPUs they share; None: all.
     """
     nvml = load_nvml()
     if nvml is None:
@@ -62,7 +63,7 @@ def cpus_near_gpus(ranks: int) -> list[set[int]]:
     near: list[set[int]] = []
     words = (max(os.cpu_count() or 1, 1) + _WORD_BITS - 1) // _WORD_BITS
     with suppress(nvml.NVMLError), nvml_session(nvml):
-        for handle in open_gpus(nvml, os.environ.get("CUDA_VISIBLE_DEVICES")):
+        for handle in open_gpus(nvml, visible):
             masks = nvml.nvmlDeviceGetCpuAffinity(handle, words)
             # Words of 64 bits, the first CPUs' word first.
             bits = sum(mask << _WORD_BITS * word for word, mask in enumerate(masks))

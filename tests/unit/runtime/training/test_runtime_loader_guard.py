@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import multiprocessing
 import tomllib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,7 +20,9 @@ PROJECT = Path(__file__).resolve().parents[4]
 @pytest.fixture(autouse=True)
 def unguarded(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(loader_guard, "_kept", [])
-    monkeypatch.setattr("slurmtrain.runtime.training.child_signals._inherited_config", dict)
+    # The next test starts processes that know nothing of this guard.
+    process = multiprocessing.current_process()
+    monkeypatch.setattr(process, "_config", dict(vars(process)["_config"]))
     yield
     loader_guard._kept.clear()
 

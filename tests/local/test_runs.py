@@ -274,7 +274,7 @@ def test_resume_of_a_run_without_a_checkpoint_begins_again(site: Site) -> None:
     spec = site.light(params={"steps": 9, "crash_rank": 0, "crash_step": 2}, requeue=ONCE)
     run_id = site.submit(spec, "--wait", code=1)
     resumed = site.call("resume", run_id, "params.crash_rank=-1", "--wait", "--json")
-    assert f"warning: run {run_id} has no checkpoint: it begins again" in resumed.stderr
+    assert f"warning: run {run_id} has no checkpoint, so it starts from the beginning" in resumed.stderr
     [again] = json.loads(resumed.stdout)["runs"]
     assert (again["state"], again["step"], again["lost_steps"]) == ("completed", 9, 2)
 
@@ -430,7 +430,7 @@ runpy.run_path(sys.argv[1], run_name="__main__")
 def test_the_same_script_trains_without_any_job_and_leaves_no_thread_of_gloo(site: Site) -> None:
     completed = subprocess.run(
         # Threads of gloo that are left at the exit can abort the process there: "terminate called without an active
-        # exception". One of the script's own imports may keep them, which shows in one exit of hundreds.
+        # exception", in one exit of hundreds.
         [sys.executable, "-c", _THREADS_AT_EXIT, str(SCRIPTS / "train.py")],
         cwd=site.path,
         env=site.environment(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import gc
 import json
 import logging
 import socket
@@ -308,6 +310,9 @@ class Session(SteppedTraining):
             self._ranks.close()
             if self._owns_group and dist.is_initialized():
                 dist.destroy_process_group()
+                # DistributedDataParallel, a cycle of references, keeps the group, and with it gloo's threads, which can
+                # abort an interpreter that shuts down (RankGroup.close).
+                atexit.register(gc.collect)
             self._flag.release()
 
     # --- what scripts call ------------------------------------------------------------------------------------------

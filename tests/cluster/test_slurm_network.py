@@ -77,7 +77,7 @@ def test_a_network_that_is_blocked_on_one_node_is_not_used_and_show_says_why(
         "node0": "pass", "node1": "warn", "node2": "pass"
     }  # fmt: skip
     assert "would be faster, but apart from node0, node2" in findings["node1"]["summary"]
-    assert "would be better" in site.call("show", run["id"]).stdout
+    assert "would be faster" in site.call("show", run["id"]).stdout
 
 
 def test_a_pinned_interface_that_one_node_lacks_is_named_with_that_node(site: ClusterSite) -> None:

@@ -28,6 +28,7 @@ from slurmtrain.model.run.events.agent_events import (
     RanksResumed,
     StragglerDetected,
 )
+from slurmtrain.runtime.agent.gauges import Gauges
 from slurmtrain.runtime.agent.hang_watch import HangInquiry, HangVerdict, Watchdog
 from slurmtrain.runtime.agent.workers import RankPlacement
 from slurmtrain.runtime.job import stacks
@@ -35,7 +36,6 @@ from slurmtrain.runtime.job.heartbeat import Board
 from slurmtrain.runtime.job.stacks import ThreadUse
 from slurmtrain.runtime.peers.control_store import ControlStore
 from slurmtrain.runtime.peers.peer_store import CoordinatorGone
-from slurmtrain.runtime.preflight.facts.gpus import open_gpus
 from slurmtrain.system.files import FILE_MODE
 from slurmtrain.system.journal import Journal
 from slurmtrain.system.process import (
@@ -363,7 +363,6 @@ _EQUAL = 1000
 _END_S = 1.0
 # Twenty thousand lines a week, if the logs grow all the time.
 _LOGS_EVERY_S = 30.0
-_MEGABYTE = 1e6
 
 
 def _append_note(path: Path, note: Mapping[str, Any]) -> None:
@@ -456,61 +455,3 @@ class Sampler:
             lines += 1
             if lines % _EQUAL == 0:
                 every_s *= 2
-
-
-class Gauges:
-    """Measures this node: processors and memory by psutil; the job's GPUs by NVML, where nvidia-ml-py is installed.
-
-    The figures have the names of MLflow's own system metrics (``mlflow/system_metrics``).
-    """
-
-    def __init__(self, environ: Mapping[str, str], nvml: Any | None) -> None:
-        """Begin to measure.
-
-        Args:
-            environ: The environment of the ranks, which says what GPUs they can see.
-            nvml: The module of nvidia-ml-py, or None.
-        """
-        # Imported here: agents of runs that measure nothing do without it.
-        import psutil
-
-        self._psutil = psutil
-        self._nvml: Any = nvml
-        # The GPUs that the ranks can see; none where NVML does not answer.
-        self._gpus: list[Any] = []
-        if nvml is not None:
-            with suppress(nvml.NVMLError):
-                nvml.nvmlInit()
-                with suppress(nvml.NVMLError):
-                    self._gpus = open_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
-                if not self._gpus:
-                    nvml.nvmlShutdown()
-        # The first call only starts the measurement.
-        psutil.cpu_percent()
-
-    def read(self) -> dict[str, float]:
-        """The figures now, by name: percentages, megabytes (10^6 bytes) and watts. CPU use is since the last call."""
-        memory = self._psutil.virtual_memory()
-        figures = {
-            "cpu_utilization_percentage": float(self._psutil.cpu_percent()),
-            "system_memory_usage_megabytes": round(memory.used / _MEGABYTE, 1),
-            "system_memory_usage_percentage": float(memory.percent),
-        }
-        for index, handle in enumerate(self._gpus):
-            # A part of one (MIG) has no utilization, for example.
-            of_gpu, nvml = f"gpu_{index}_", self._nvml
-            with suppress(nvml.NVMLError):
-                memory = nvml.nvmlDeviceGetMemoryInfo(handle)
-                figures[f"{of_gpu}memory_usage_megabytes"] = round(memory.used / _MEGABYTE, 1)
-                figures[f"{of_gpu}memory_usage_percentage"] = round(100 * memory.used / memory.total, 1)
-            with suppress(nvml.NVMLError):
-                figures[f"{of_gpu}utilization_percentage"] = float(nvml.nvmlDeviceGetUtilizationRates(handle).gpu)
-            with suppress(nvml.NVMLError):
-                figures[f"{of_gpu}power_usage_watts"] = nvml.nvmlDeviceGetPowerUsage(handle) / 1000
-        return figures
-
-    def close(self) -> None:
-        """Release the GPUs."""
-        if self._gpus:
-            with suppress(self._nvml.NVMLError):
-                self._nvml.nvmlShutdown()

@@ -196,7 +196,8 @@ class Round:
             )
         sampler: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if config.spec.tracking.system_metrics:
-            from slurmtrain.runtime.agent.monitor import Gauges, Sampler
+            from slurmtrain.runtime.agent.gauges import Gauges
+            from slurmtrain.runtime.agent.monitor import Sampler
 
             path = config.attempt.system_metrics(config.number)
             sampler = Sampler(path, lambda: Gauges(environment_of_agent(), load_nvml()), self._monitor.last_step)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
 import stat
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Mapping
@@ -11,9 +14,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from helpers.site import until
 
-from slurmtrain.runtime.agent.monitor import Gauges, LogSizes, Sampler
+from slurmtrain.runtime.agent.gauges import EnergyMeter, Gauges, OwnUse
+from slurmtrain.runtime.agent.monitor import LogSizes, Sampler
+from slurmtrain.system.process import use_of
 
 
 class NVMLError(Exception):
@@ -62,6 +68,8 @@ def test_a_node_without_gpus_has_figures_of_processors_and_memory() -> None:
         "cpu_utilization_percentage",
         "system_memory_usage_megabytes",
         "system_memory_usage_percentage",
+        "job_memory_usage_megabytes",
+        "job_cpu_cores",
     }
     assert figures["system_memory_usage_megabytes"] > 0
     assert 0 < figures["system_memory_usage_percentage"] < 100
@@ -75,6 +83,8 @@ def test_gpus_that_ranks_see_have_the_figures_that_nvml_gives() -> None:
     assert figures == {
         **{f"gpu_{index}_{name}": value for index in (0, 1) for name, value in memory.items()},
         "gpu_1_utilization_percentage": 93.0,
+        "gpu_0_energy_joules": 0.0,
+        "gpu_1_energy_joules": 0.0,
     }
     gauges.close()
     assert nvml.sessions == 0
@@ -91,6 +101,45 @@ def test_nvml_that_does_not_answer_costs_the_figures_of_gpus_alone() -> None:
     assert not [name for name in gauges.read() if name.startswith("gpu_")]
     gauges.close()
     assert nvml.sessions == 0
+
+
+def test_the_energy_of_a_gpu_comes_from_its_counter_or_from_its_power(monkeypatch: pytest.MonkeyPatch) -> None:
+    nvml, now, counted = make_nvml(), [100.0], [5_000_000.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    by_power = EnergyMeter(nvml, 0)
+    assert by_power.read(400.0) == 0.0
+    now[0] += 10
+    assert by_power.read(500.0) == 4500.0
+    now[0] += 10
+    # What is not known is neither guessed nor lost.
+    assert by_power.read(None) is None
+    now[0] += 10
+    assert by_power.read(500.0) == 4500.0
+    nvml.nvmlDeviceGetTotalEnergyConsumption = lambda _: counted[0]
+    by_counter = EnergyMeter(nvml, 0)
+    counted[0] += 9_000_000
+    assert by_counter.read(400.0) == 9000.0
+    counted[0] = 1_000_000  # the driver was loaded again
+    assert by_counter.read(None) == 10_000.0
+
+
+def test_a_run_has_the_memory_and_cpu_time_of_its_processes_and_not_of_the_agent(tmp_path: Path) -> None:
+    own = OwnUse(os.getpid())
+    code = "x = bytearray(200_000_000); print(flush=True)\nwhile True: pass"
+    before = own.read()["job_memory_usage_megabytes"]
+    with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        until(lambda: (use := use_of(child.pid)) is not None and use.cpu_s > 0.3, "some work")
+        figures = own.read()
+        child.kill()
+    assert figures["job_memory_usage_megabytes"] - before > 190
+    assert 0 < figures["job_cpu_cores"] < 1.5
+    assert own.read()["job_cpu_cores"] == 0
+    assert use_of(child.pid) is None
+    # Where Slurm has a cgroup for the task, what it holds counts, without pages that are merely cached.
+    (tmp_path / "memory.stat").write_text("anon 3000000\nfile 900000000\nshmem 2000000\nslab_unreclaimable 500000\n")
+    assert OwnUse(os.getpid(), tmp_path).read()["job_memory_usage_megabytes"] == 5.5
 
 
 def test_lines_have_the_step_as_soon_as_it_was_known_once(tmp_path: Path) -> None:

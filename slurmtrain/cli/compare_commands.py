@@ -257,7 +257,7 @@ def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
 @options.some_runs_argument
 @click.option(
     "--by", metavar="METRIC", shell_complete=options.complete_metric,
-    help="The metric, or min:METRIC, METRIC@STEP, ...; by default a search's own, or the only one that runs have.",
+    help="The metric, or min:METRIC, METRIC@STEP, ...; by default what the runs are for, or their only one.",
 )  # fmt: skip
 @options.larger_option
 @click.option("--top", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="How many runs.")
@@ -283,10 +283,6 @@ def best_command(
     observed = observe(workspace)
     output.warn_about(observed)
     searches = summarize(workspace, names)
-    if by is None and len(names) == len(searches) == 1:
-        # What a search is for says what is best.
-        [search] = searches
-        by, larger = search.metric, search.larger if larger is None else larger
     question = Question(names=names, namesakes=len(names) == 1, where=where, over=over, for_programs=True)
     ranking = rank(workspace, observed.runs, question, by, larger)
     criterion, runs, groups = ranking.criterion, ranking.runs[:top], ranking.groups[:top]

@@ -34,7 +34,14 @@ from slurmtrain.model.query.measures import (
     is_larger_better,
     read_measure,
 )
-from slurmtrain.ops.query.select import Question, asks_for_states, attach_measures, fields_of, select_runs
+from slurmtrain.ops.query.select import (
+    Question,
+    asks_for_states,
+    attach_measures,
+    fields_of,
+    select_runs,
+    shared_objective,
+)
 from slurmtrain.ops.shared.run_details import findings_json
 from slurmtrain.ops.shared.views import SCHEMA, RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
@@ -119,7 +126,8 @@ def put_side_by_side(
         runs: All of them, as observed.
         question: Which to compare.
         metrics: The names of metrics; empty: up to three whose names show what is better.
-        by: The metric to sort by; None: the first of them whose name shows what is better.
+        by: The metric to sort by; None: without ``metrics`` what the runs are for, as in :func:`rank`, else the first
+            of them whose name shows what is better.
         larger: Whether larger values of it are better; None: its name shows it.
 
     Raises:
@@ -131,6 +139,8 @@ def put_side_by_side(
     if len(records) < 2:
         instead = f"there is only {records[0]['id']}" if records else "no run meets the conditions"
         raise UserError(f"a comparison needs at least two runs, and {instead}")
+    if not metrics:
+        by, larger = _by_objective(workspace, records, by, larger)
     names = names_in(record["metrics"] for record in records)
     telling = [name for name in names if is_larger_better(name) is not None] or names
     chosen = [name.removeprefix(_METRICS) for name in metrics] or telling[:_MOST_METRICS]
@@ -272,8 +282,9 @@ def rank(workspace: Workspace, runs: ListedRuns, question: Question, by: str | N
         workspace: Where the runs are.
         runs: All of them, as observed.
         question: Which to rank.
-        by: The metric, a measure of one, or any field that is a number; None: the only metric that they have.
-        larger: Whether larger values are better; None: the metric's name shows it.
+        by: The metric, a measure of one, or any field that is a number; None: what all of them are for by their search
+            or ``checkpoint.keep.best``, or the only metric that they have.
+        larger: Whether larger values are better; None: that, or the metric's name, shows it.
 
     Raises:
         RunNotFound: A name refers to no run.
@@ -284,6 +295,7 @@ def rank(workspace: Workspace, runs: ListedRuns, question: Question, by: str | N
     records = select_runs(workspace, runs, question).runs
     for name in question.over:
         check_field(name, records)
+    by, larger = _by_objective(workspace, records, by, larger)
     if by is not None:
         fields_of(workspace, records, [by])
     criterion = choose_criterion(by, larger, records)
@@ -291,6 +303,25 @@ def rank(workspace: Workspace, runs: ListedRuns, question: Question, by: str | N
     any_state = asks_for_states(question)
     ranking = _ranking(criterion, ranked, len(records) - len(ranked), any_state=any_state)
     return replace(ranking, groups=_ranked_groups(ranking, question.over, any_state=any_state))
+
+
+def _by_objective(
+    workspace: Workspace, records: Sequence[Mapping[str, Any]], by: str | None, larger: bool | None
+) -> tuple[str | None, bool | None]:
+    """The metric to judge runs by, and which values are better, with what the runs themselves say about both.
+
+    Args:
+        workspace: Where the runs are.
+        records: The runs.
+        by: The metric that was asked for; None: none was.
+        larger: Whether larger values were said to be better; None: nothing was said.
+    """
+    if by is not None and (larger is not None or is_larger_better(by.removeprefix(_METRICS)) is not None):
+        return by, larger
+    objective = shared_objective(workspace, records)
+    if objective is None or (by or objective.metric).removeprefix(_METRICS) != objective.metric:
+        return by, larger
+    return by or objective.metric, objective.larger if larger is None else larger
 
 
 def _ranking(

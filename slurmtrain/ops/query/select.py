@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from slurmtrain.model.query.measures import Measure, read_measure
 from slurmtrain.model.run.run import ENDED
 from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.system.files import read_json
 
 if TYPE_CHECKING:
     from slurmtrain.model.metrics.curves import Points
@@ -185,17 +187,53 @@ def fold_records(workspace: Workspace, records: Sequence[Mapping[str, Any]]) -> 
 
 
 def objectives_of(workspace: Workspace, sweeps: Mapping[str, str]) -> dict[str, Objective]:
-    """What the searches among sweeps are for, by their ids.
+    """What sweeps are for, by their ids: what their search optimizes, else the ``checkpoint.keep.best`` of their spec.
 
     Args:
         workspace: Where the runs are.
-        sweeps: A run of each sweep, by the sweep's id.
+        sweeps: A run of each sweep, by the sweep's id. A single run may stand for itself.
     """
     from slurmtrain.model.run.events.command_events import RunCreated
 
     created = workspace.store.events_of(list(sweeps.values()), RunCreated) if sweeps else {}
-    goals = {sweep: created[run_id][0].payload.search for sweep, run_id in sweeps.items() if created.get(run_id)}
-    return {sweep: Objective(str(goal["metric"]), goal.get("mode") == "max") for sweep, goal in goals.items() if goal}
+    goals: dict[str, Objective] = {}
+    for sweep, run_id in sweeps.items():
+        searched = created[run_id][0].payload.search if created.get(run_id) else None
+        if goal := searched or _kept_best(workspace, run_id):
+            goals[sweep] = Objective(str(goal["metric"]), goal.get("mode") == "max")
+    return goals
+
+
+def _kept_best(workspace: Workspace, run_id: str) -> Mapping[str, Any] | None:
+    """The ``checkpoint.keep.best`` of a run's plan; None if it has none, or its plan is gone."""
+    section: Any = None
+    with contextlib.suppress(PathError):
+        section = read_json(workspace.root.run(run_id).plan)
+    for key in ("spec", "checkpoint", "keep", "best"):
+        section = section.get(key) if isinstance(section, Mapping) else None
+    return section if isinstance(section, Mapping) and section.get("metric") else None
+
+
+def shared_objective(workspace: Workspace, records: Sequence[Mapping[str, Any]]) -> Objective | None:
+    """What all of several runs are for; None if they differ, or have metrics but not this one.
+
+    Args:
+        workspace: Where the runs are.
+        records: RUN of the JSON of each.
+    """
+    sweeps: dict[str, str] = {}
+    for record in records:
+        sweeps.setdefault(record["sweep"] or record["id"], record["id"])
+    # Most runs have none: then a look at one of them suffices.
+    first = dict([*sweeps.items()][:1])
+    if not (goals := objectives_of(workspace, first)):
+        return None
+    goals |= objectives_of(workspace, {sweep: sweeps[sweep] for sweep in sweeps.keys() - first.keys()})
+    if len(goals) < len(sweeps) or len({*goals.values()}) > 1:
+        return None
+    objective = next(iter(goals.values()))
+    logged = {name for record in records for name in record["metrics"]}
+    return objective if not logged or objective.metric in logged else None
 
 
 def by_worth(runs: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:

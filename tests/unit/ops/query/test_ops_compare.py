@@ -12,7 +12,7 @@ from helpers.workspaces import make_workspace
 
 from slurmtrain.errors import QueryError, UserError
 from slurmtrain.ops.query.compare import Answer, Ranking, put_side_by_side, rank
-from slurmtrain.ops.query.select import Question
+from slurmtrain.ops.query.select import Question, select_runs
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -52,6 +52,31 @@ def test_runs_are_ranked_by_the_newest_value_and_those_without_it_are_counted(wo
     assert (ranking.params, ranking.without) == (["lr", "seed"], 2)
     assert [int(run["id"]) for run in ranked(workspace, SWEEP, larger=False).runs] == [1, 2, 5, 6, 3, 4]
     assert [int(run["id"]) for run in ranked(workspace, "gpt", by="loss").runs] == [8]
+
+
+def test_runs_are_judged_by_the_metric_of_the_best_checkpoints_that_their_specs_keep(tmp_path: Path) -> None:
+    workspace = make_workspace(tmp_path / "runs")
+    # Of these names none says that larger values are better.
+    keep = {"checkpoint": {"keep": {"best": {"metric": "margin", "mode": "max"}}}}
+    for number in (1, 2, 3):
+        metrics = {"loss": number, "margin": number}
+        write_run(workspace, number, params={"lr": number}, metrics=metrics, sweep=SWEEP, spec=keep)
+    runs = observe(workspace, ask_slurm=False).runs
+    [folded] = select_runs(workspace, runs, Question(folds=True)).lines
+    ranking, answer = ranked(workspace, SWEEP, by=None), compared(workspace, SWEEP)
+    assert folded["best"] == {"run": "0000000003", "metric": "margin", "value": 3}
+    assert (ranking.runs[0]["id"], str(ranking.criterion)) == ("0000000003", "by metrics.margin: larger is better")
+    assert (answer.comparison.groups[0].runs[0].id, str(answer.criterion)) == ("0000000003", str(ranking.criterion))
+    # What a person says wins; the direction of a metric that a person names is known too.
+    assert [ranked(workspace, SWEEP, by=by, larger=larger).runs[0]["id"] for by, larger in (
+        ("loss", None), ("margin", None), ("margin", False), (None, False))] == [
+        "0000000001", "0000000003", "0000000001", "0000000001"]  # fmt: skip
+    # With a run that is for nothing, there is no such metric; nor where none of them has logged it.
+    write_run(workspace, 4, "other", metrics={"loss": 0.5, "margin": 9})
+    with pytest.raises(QueryError, match="choose a metric with --by"):
+        ranked(workspace, by=None)
+    write_run(workspace, 5, "only", metrics={"acc": 0.5}, spec=keep)
+    assert ranked(workspace, "only", by=None).criterion.name == "metrics.acc"
 
 
 def test_settings_that_differ_are_named_as_in_the_spec_with_code_and_versions(workspace: Workspace) -> None:

@@ -34,10 +34,10 @@ from slurmtrain.plugins.top.reading import (
     Actions,
     FollowedRun,
     Follower,
-    Looker,
     News,
     Outcome,
     Repeater,
+    RunsReader,
     Snapshot,
     report_lines,
 )
@@ -125,9 +125,9 @@ class TopApp(App[int]):
         self._mistake = ""
         self._attempts: Sequence[Any] = ()
         self._why = ""
-        self._looker = Looker(config)
+        self._reader = RunsReader(config)
         self._follower = Follower(config, partial(self._later, self._show_news), interval_s)
-        self._looks = Repeater(lambda: self._later(self.show_snapshot, self._looker.look()), interval_s)
+        self._looks = Repeater(lambda: self._later(self.show_snapshot, self._reader.look()), interval_s)
         self._follows = Repeater(self._follower.look, min(_LOGS_S, interval_s))
         self.actions = Actions(config, partial(self._later, self._show_outcome))
 

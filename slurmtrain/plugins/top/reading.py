@@ -15,17 +15,17 @@ from rich.cells import cell_len
 from slurmtrain.cli import formatting, output
 from slurmtrain.cli.output import printable_log
 from slurmtrain.cli.status_commands import print_run
-from slurmtrain.errors import RunNotFound, SlurmtrainError
+from slurmtrain.errors import RunNotFound
 from slurmtrain.model.query.comparison import count_states
 from slurmtrain.ops.logs import Choice, Line, LogReader
 from slurmtrain.ops.query.select import objectives_of
-from slurmtrain.ops.shared.observe import Observed, observe
+from slurmtrain.ops.shared.looking import Look, Looker, describe_exception
+from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_details import attempt_json, show_json
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.why import explain
 from slurmtrain.plugins.top.top_rows import Row, aged, fold_rows, make_row, waiting_headline
-from slurmtrain.system.files import describe_os_error
 
 if TYPE_CHECKING:
     from slurmtrain.config import Config
@@ -33,11 +33,6 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.run import Run
     from slurmtrain.registry.queries import IndexRow
     from slurmtrain.registry.rows import Listed
-
-# A registry that failed is tried again after this many seconds; meanwhile the run directories are read instead.
-_REGISTRY_AGAIN_S = 60.0
-# What was done about a damaged registry is shown for so many seconds.
-_NOTE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,92 +51,50 @@ class Snapshot:
     sweeps: Mapping[str, Row] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class _Cached:
-    """A run as it was last read."""
-
-    index: IndexRow
-    listed: Listed
-    row: Row
-
-
-class Looker:
-    """Looks again and again, and asks Slurm no more often than ``slurm_interval`` allows."""
+class RunsReader:
+    """The rows of all runs, at each look."""
 
     def __init__(self, config: Config) -> None:
-        self._config = config
-        self._cache: dict[str, _Cached] = {}
+        self._looker = Looker(config, _make_row)
         self._last = Snapshot()
+        self._aged: dict[str, tuple[Row, Row]] = {}
         self._folded: dict[str, tuple[Sequence[Row], Row]] = {}
         # What searches are for; None of other sweeps.
         self._goals: dict[str, Objective | None] = {}
-        # When each was made.
-        self._notes: dict[str, float] = {}
-        self._open()
 
     def look(self) -> Snapshot:
         """All runs as they are now; if that fails, as they were, with the reason. Never raises."""
-        self._notes = {note: at for note, at in self._notes.items() if time.monotonic() - at < _NOTE_S}
+        look = self._looker.look()
         try:
-            # Before any run is known there may be no registry, and nothing to make one for.
-            over = time.monotonic() - self._opened_at > _REGISTRY_AGAIN_S
-            if self._cache and over and self._workspace.store.in_memory:
-                self._open()
-            observed = observe(self._workspace)
-            read = self._read_changed(observed)
+            self._find_goals(look)
+            rows = self._age(look.runs)
+            self._folded = fold_rows(list(rows.values()), self._folded, self._goals)
         except Exception as error:  # noqa: BLE001 (a page that shows a bug is of more use than none)
-            self._last = replace(self._last, problems=(describe_exception(error), *self._warnings), read=0)
+            self._last = replace(self._last, problems=(describe_exception(error), *look.problems), read=0)
             return self._last
-        rows = {run_id: cached.row for run_id, cached in self._cache.items()}
-        self._folded = fold_rows(list(rows.values()), self._folded, self._goals)
-        unreadable = [f"run {run_id} is unreadable: {reason}" for run_id, reason in observed.unreadable.items()]
-        problems = (*observed.problems, *unreadable, *self._warnings, *self._notes)
         sweeps = {sweep: row for sweep, (_, row) in self._folded.items()}
-        self._last = Snapshot(rows, self._workspace.scheduler.answered_at, problems, read, sweeps)
+        self._last = Snapshot(rows, look.slurm_at, look.problems, len(look.read), sweeps)
         return self._last
 
-    def _open(self) -> None:
-        """Open the registry, maybe again. What the workspace warns about, such as a registry that fails, lasts."""
-        self._warnings: list[str] = []
-        self._workspace = Workspace(self._config, looks_again=True, warn=self._warnings.append, note=self._note)
-        self._opened_at = time.monotonic()
-
-    def _note(self, text: str) -> None:
-        self._notes[text] = time.monotonic()
-
-    def _read_changed(self, observed: Observed) -> int:
-        """Read the runs that may have changed; returns how many."""
-        index, cache = observed.runs.index, self._cache
-        changed = [
-            run_id
-            for run_id, row in index.items()
-            if not (row.settled and run_id in cache and cache[run_id].index == row)
-        ]
-        for run_id, listed in observed.runs.fetch(changed).items():
-            before = cache.get(run_id)
-            if before is not None and before.listed.row == listed.row and before.listed.live == listed.live:
-                # The row stays the same object as long as nothing about the run has changed.
-                cache[run_id] = replace(before, index=index[run_id])
-            else:
-                row = make_row(run_json(self._workspace, listed), put_away=index[run_id].put_away)
-                cache[run_id] = _Cached(index[run_id], listed, row)
-        self._cache = {
-            run_id: replace(cache[run_id], row=aged(cache[run_id].row)) for run_id in index if run_id in cache
+    def _age(self, runs: Mapping[str, Row]) -> dict[str, Row]:
+        """The rows of all runs with their present ages: the same objects as long as neither has changed."""
+        before = self._aged
+        self._aged = {
+            run_id: (row, aged(before[run_id][1] if run_id in before and before[run_id][0] is row else row))
+            for run_id, row in runs.items()
         }
+        return {run_id: row for run_id, (_, row) in self._aged.items()}
+
+    def _find_goals(self, look: Look[Row]) -> None:
         # By one run of each sweep that is new.
-        swept = {str(index[run_id].sweep): run_id for run_id in changed if index[run_id].sweep}
+        swept = {str(look.index[run_id].sweep): run_id for run_id in look.read if look.index[run_id].sweep}
         new = {sweep: run_id for sweep, run_id in swept.items() if sweep not in self._goals}
-        self._goals |= {**dict.fromkeys(new), **objectives_of(self._workspace, new)}
-        return len(changed)
+        if new:
+            self._goals |= {**dict.fromkeys(new), **objectives_of(self._looker.workspace, new)}
 
 
-def describe_exception(error: BaseException) -> str:
-    """An error as a sentence."""
-    if isinstance(error, SlurmtrainError):
-        return str(error)
-    if isinstance(error, OSError):
-        return describe_os_error(error)
-    return f"{type(error).__name__}: {error}"
+def _make_row(workspace: Workspace, listed: Listed, index: IndexRow) -> Row:
+    return make_row(run_json(workspace, listed), put_away=index.put_away)
 
 
 # Of a line longer than this, the rest is left out: a terminal shows a few hundred characters.

@@ -227,7 +227,7 @@ def test_a_refusal_is_shown_as_its_sentence_and_a_new_run_does_not_change_what_i
         await pilot.press("j", "r", "y")
         await until(pilot, lambda: any("is running; wait for it, or end it" in text for text in notices(app)))
         add_run(root, 30)
-        app.show_snapshot(app._looker.look())
+        app.show_snapshot(app._reader.look())
         await until(pilot, lambda: "30" in listed(app))
         assert selected(app) == "28"
 
@@ -254,14 +254,14 @@ def test_only_cells_that_changed_are_drawn_again(root: Path, monkeypatch: pytest
     async def driver(app: TopApp, pilot: Pilot[int]) -> None:
         drawn = Drawn(app.table, monkeypatch)
         for _ in range(3):
-            app.show_snapshot(app._looker.look())
+            app.show_snapshot(app._reader.look())
             await pilot.pause()
         assert (drawn.regions, drawn.whole) == ([], 0)
         for number, where in ((28, 1), (1, None)):
             SimulatedRun(make_workspace(root).root.run(f"{number:010}"), job=str(number)).reached(
                 3, at=1003.0, loss=0.5
             )
-            app.show_snapshot(app._looker.look())
+            app.show_snapshot(app._reader.look())
             await pilot.pause()
             # The second one is not in sight.
             assert {region.y - 1 for region in drawn.regions} == ({where} if where else set())
@@ -298,7 +298,7 @@ def test_refreshes_take_no_more_memory(root: Path) -> None:
     async def driver(app: TopApp, pilot: Pilot[int]) -> None:
         async def objects_after(looks: int) -> int:
             for _ in range(looks):
-                app.show_snapshot(app._looker.look())
+                app.show_snapshot(app._reader.look())
                 await pilot.pause()
             gc.collect()
             return len(gc.get_objects())

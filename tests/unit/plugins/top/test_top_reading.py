@@ -12,7 +12,7 @@ from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.workspaces import build_run, make_workspace
 
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.top.reading import FollowedRun, Follower, Looker, News
+from slurmtrain.plugins.top.reading import FollowedRun, Follower, News, RunsReader
 
 pytestmark = pytest.mark.usefixtures("slurm")
 
@@ -54,21 +54,21 @@ def root(tmp_path: Path) -> Workspace:
 
 def test_only_runs_that_may_have_changed_are_read_again(root: Workspace, slurm: SlurmCommands) -> None:
     slurm.replies("squeue", squeue_line("10", run_id=f"{10:010}"))
-    looker = Looker(root.config)
-    assert looker.look().read == 11
-    before = looker.look()
-    after = looker.look()
+    reader = RunsReader(root.config)
+    assert reader.look().read == 11
+    before = reader.look()
+    after = reader.look()
     assert after.read == 3
     assert all(after.rows[run_id] is row for run_id, row in before.rows.items())
     assert after.rows[f"{10:010}"].run["pending"]["code"] == "Priority"
 
 
 def test_a_run_that_has_changed_gets_a_new_row_and_no_other_run_does(root: Workspace) -> None:
-    looker = Looker(root.config)
-    looker.look()
-    before = looker.look().rows
+    reader = RunsReader(root.config)
+    reader.look()
+    before = reader.look().rows
     add_run(root, 8).reached(7)
-    after = looker.look().rows
+    after = reader.look().rows
     assert [run_id for run_id in after if after[run_id] is not before[run_id]] == [f"{8:010}"]
     assert after[f"{8:010}"].run["step"] == 7
 
@@ -76,8 +76,8 @@ def test_a_run_that_has_changed_gets_a_new_row_and_no_other_run_does(root: Works
 def test_slurm_is_asked_once_per_interval_and_the_age_of_its_answer_is_known(
     root: Workspace, slurm: SlurmCommands
 ) -> None:
-    looker = Looker(root.config)
-    looks = [looker.look() for _ in range(4)]
+    reader = RunsReader(root.config)
+    looks = [reader.look() for _ in range(4)]
     assert len(slurm.calls("squeue")) == 1
     assert len(slurm.calls("sacct")) <= 1
     assert looks[0].slurm_at is not None
@@ -87,13 +87,13 @@ def test_slurm_is_asked_once_per_interval_and_the_age_of_its_answer_is_known(
 def test_slurm_is_not_asked_for_runs_of_this_machine(tmp_path: Path, slurm: SlurmCommands) -> None:
     workspace = make_workspace(tmp_path / "runs")
     finish(add_run(workspace, 1, executor="local"))
-    assert Looker(workspace.config).look().slurm_at is None
+    assert RunsReader(workspace.config).look().slurm_at is None
     assert slurm.calls("squeue") == []
 
 
 def test_a_slurm_that_does_not_answer_is_a_problem_and_the_runs_stay(root: Workspace, slurm: SlurmCommands) -> None:
     slurm.fails("squeue", "squeue: error: Unable to contact slurm controller")
-    look = Looker(root.config).look()
+    look = RunsReader(root.config).look()
     assert len(look.rows) == 11
     assert any("Unable to contact slurm controller" in problem for problem in look.problems)
     assert look.slurm_at is None
@@ -101,48 +101,48 @@ def test_a_slurm_that_does_not_answer_is_a_problem_and_the_runs_stay(root: Works
 
 def test_no_runs_root_is_no_problem_and_none_is_made(tmp_path: Path) -> None:
     workspace = make_workspace(tmp_path / "runs")
-    look = Looker(workspace.config).look()
+    look = RunsReader(workspace.config).look()
     assert (dict(look.rows), look.problems) == ({}, ())
     assert not (tmp_path / "runs").exists()
 
 
 def test_a_runs_root_that_cannot_be_listed_leaves_the_runs_as_they_were(root: Workspace) -> None:
-    looker = Looker(root.config)
-    before = looker.look()
+    reader = RunsReader(root.config)
+    before = reader.look()
     runs = root.config.runs
     runs.rename(runs.with_name("moved"))
     runs.write_text("not a directory")
-    look = looker.look()
+    look = reader.look()
     assert look.rows == before.rows
     assert str(runs) in look.problems[0]
 
 
 def test_a_broken_registry_is_a_problem_and_the_run_directories_are_read(root: Workspace) -> None:
     root.config.registry.write_bytes(b"not a database" * 100)
-    looker = Looker(root.config)
-    for look in (looker.look(), looker.look()):
+    reader = RunsReader(root.config)
+    for look in (reader.look(), reader.look()):
         assert len(look.rows) == 11
         assert any("is not a readable database" in problem for problem in look.problems)
 
 
 def test_a_registry_that_was_repaired_is_noted_for_a_while(root: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    looker = Looker(root.config)
-    before = looker.look()
+    reader = RunsReader(root.config)
+    before = reader.look()
     root.config.registry.write_bytes(b"not a database" * 100)
-    for look in (looker.look(), looker.look()):
+    for look in (reader.look(), reader.look()):
         assert look.rows.keys() == before.rows.keys()
         assert any("was damaged" in problem for problem in look.problems)
-    monkeypatch.setattr("slurmtrain.plugins.top.reading._NOTE_S", 0.0)
-    assert looker.look().problems == ()
+    monkeypatch.setattr("slurmtrain.ops.shared.looking._NOTE_S", 0.0)
+    assert reader.look().problems == ()
 
 
 def test_a_run_whose_journals_cannot_be_read_is_shown_as_that(root: Workspace) -> None:
-    looker = Looker(root.config)
-    looker.look()
+    reader = RunsReader(root.config)
+    reader.look()
     journals = root.root.run(f"{9:010}").journals
     shutil.rmtree(journals)
     journals.write_text("a file")
-    row = looker.look().rows[f"{9:010}"]
+    row = reader.look().rows[f"{9:010}"]
     assert row.run["state"] == "unreadable"
     assert "journal" in row.run["reason"]
 

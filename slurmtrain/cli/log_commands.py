@@ -284,9 +284,9 @@ def ui_command(workspace: Workspace, run: str | None, port: int, host: str, quie
     On this machine, and through a tunnel to it, only your own account is served.
     """
     from slurmtrain.ops.shared.observe import observe
-    from slurmtrain.ops.ui import choose_shown, displaying, tunnel
+    from slurmtrain.ops.ui import choose_shown, displaying
+    from slurmtrain.system.local_pages import is_loopback, tunnel
     from slurmtrain.system.process import StopSignal
-    from slurmtrain.tracking.to_mlflow.server import is_loopback
 
     if not is_loopback(host):
         output.warn([f"anybody who can connect to {host} can read and change everything in the store"])
@@ -315,7 +315,7 @@ def ui_command(workspace: Workspace, run: str | None, port: int, host: str, quie
             return 0
         _present_page(shown.store, address, as_json=as_json, opens=not quiet)
         if display.server is not None:
-            if line := tunnel(os.environ, display.server):
+            if line := tunnel(os.environ, display.server.host, display.server.port):
                 output.echo(f"to open this address on your own machine, run there: {line}", err=True)
             output.echo("Ctrl-C ends it", err=True)
         with showing_progress() as show:
@@ -329,7 +329,7 @@ def ui_command(workspace: Workspace, run: str | None, port: int, host: str, quie
 
 def _present_page(store: str, address: str, *, as_json: bool, opens: bool) -> None:
     """Print the address of a page, and open it if there is a screen to open it on."""
-    from slurmtrain.ops.ui import has_browser
+    from slurmtrain.system.local_pages import has_browser
 
     if as_json:
         output.print_json({"schema": 1, "url": address, "store": store}, on_a_line=True)

@@ -16,7 +16,6 @@ import math
 import os
 import select
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,7 +33,6 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.child_process import HelperProcess
 from slurmtrain.system.files import describe_os_error_at
 from slurmtrain.system.inherited import current_directory
-from slurmtrain.system.owned_files import user_name
 from slurmtrain.system.process import StopSignal
 from slurmtrain.tracking.to_mlflow.database import sqlite_file
 from slurmtrain.tracking.to_mlflow.mlflow_runs import flatten_sweep
@@ -55,7 +53,6 @@ _SENDS_NO_MORE = "the process that sends to trackers has ended: 'slurmtrain sync
 _FIRST_PAGE = 10
 # With the ids of more runs, an address would get longer than browsers and terminals take.
 _FILTERED = 50
-_SSH_PORT = "22"
 Show = Callable[[int, int, Sequence[str]], None]
 """A callback that takes how many runs were sent, how many are to be, and new problems."""
 
@@ -264,21 +261,6 @@ def displaying(
         sending = SendingProcess(workspace, shown.runs)
         stack.callback(sending.end)
         yield Display(workspace, shown, sending, server)
-
-
-def has_browser(environ: Mapping[str, str]) -> bool:
-    """Whether this session has a screen where a browser can open a page of this machine."""
-    return "SSH_CONNECTION" not in environ and any(environ.get(name) for name in ("DISPLAY", "WAYLAND_DISPLAY"))
-
-
-def tunnel(environ: Mapping[str, str], server: RunningServer) -> str:
-    """The command for the user's own machine that lets its browser reach a server here; empty unless this is ssh."""
-    connection = environ.get("SSH_CONNECTION", "").split()
-    if not connection:
-        return ""
-    # CLIENT CLIENT_PORT SERVER SERVER_PORT (ssh(1)).
-    port = f" -p {connection[3]}" if connection[3:] and connection[3] != _SSH_PORT else ""
-    return f"ssh -N -L {server.port}:{server.place}{port} {user_name(os.getuid())}@{socket.gethostname()}"
 
 
 # How often a page that is open gets new points, in seconds.

@@ -261,8 +261,8 @@ def metrics_command(
 
 
 def _serve_metrics(workspace: Workspace, address: tuple[str, int], labels: dict[str, str], *, per_run: bool) -> int:
+    from slurmtrain.system.local_pages import is_loopback, place_of_page
     from slurmtrain.system.process import StopSignal
-    from slurmtrain.tracking.to_mlflow.server import is_loopback
 
     host, port = address
     if not is_loopback(host):
@@ -280,7 +280,7 @@ def _serve_metrics(workspace: Workspace, address: tuple[str, int], labels: dict[
 
     latest = LatestCollection(collect_again, workspace.config.slurm_interval, lambda note: output.warn([note]))
     with serving(latest, host, port, labels) as bound:
-        output.echo(f"http://{f'[{host}]' if ':' in host else host}:{bound}/metrics")
+        output.echo(f"http://{place_of_page(host, bound)}/metrics")
         output.echo("Ctrl-C ends it", err=True)
         with StopSignal() as stop:
             # Any length would do: a signal ends the wait.

@@ -9,7 +9,6 @@ way, that is what happens.
 from __future__ import annotations
 
 import contextlib
-import errno
 import ipaddress
 import os
 import re
@@ -29,6 +28,7 @@ from urllib.parse import quote, urlsplit, urlunsplit
 from slurmtrain.errors import NotAvailable
 from slurmtrain.model.run.layout import RunsRoot
 from slurmtrain.system.child_process import ProcessGroup
+from slurmtrain.system.local_pages import is_loopback, listen_on, place_of_page
 from slurmtrain.system.locks import has_record_locks
 from slurmtrain.tracking.to_mlflow.database import store_address
 
@@ -167,11 +167,6 @@ def _plain_address(address: str | bytes) -> ipaddress.IPv4Address | ipaddress.IP
     return getattr(parsed, "ipv4_mapped", None) or parsed
 
 
-_LAST_PORT = 65535
-# Where browsers open no page, since they would talk to other services (https://fetch.spec.whatwg.org/#port-blocking).
-_BLOCKED = frozenset(
-    (1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, *range(6665, 6670), 6679, 6697, 10080)
-)
 _LONGEST_PLACE = 80
 # Settings of servers that the user runs elsewhere.
 _OTHERS_SETTINGS = (
@@ -200,7 +195,7 @@ class RunningServer:
     @property
     def place(self) -> str:
         """Where it listens, as in a URI."""
-        return f"{f'[{self.host}]' if ':' in self.host else self.host}:{self.port}"
+        return place_of_page(self.host, self.port)
 
     @property
     def uri(self) -> str:
@@ -255,7 +250,7 @@ def serve(
             f"{root.mlflow_db} is on a file system without locks, so a server cannot read it while runs are sent to "
             "it: copy it to a local disk, or set mlflow_uri in slurmtrain.yaml to a file elsewhere"
         )
-    listener = _listen_on(host, port)
+    listener = listen_on(host, port)
     number = int(listener.getsockname()[1])
     with contextlib.ExitStack() as stack:
         # MLflow asks nobody who they are. On this machine only the user of this process is served; who names another
@@ -269,31 +264,6 @@ def serve(
         if number != port:
             occupied(port, number)
         yield server
-
-
-def is_loopback(host: str) -> bool:
-    """Whether ``host`` is an address of this machine alone."""
-    with contextlib.suppress(ValueError):
-        return ipaddress.ip_address(host).is_loopback
-    return host == "localhost"
-
-
-def _listen_on(host: str, first: int) -> socket.socket:
-    """Listen on the first port from ``first`` on that is free, and that browsers open. Raises NotAvailable."""
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    for port in range(first, _LAST_PORT + 1):
-        if port in _BLOCKED:
-            continue
-        try:
-            return socket.create_server((host, port), family=family)
-        except PermissionError as error:
-            raise NotAvailable(
-                f"port {port} of {host} cannot be used: {error.strerror}; choose one above 1023"
-            ) from error
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE:
-                raise NotAvailable(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    raise NotAvailable(f"all ports of {host} from {first} on are in use")
 
 
 @contextlib.contextmanager

@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from types import SimpleNamespace
-from typing import Any
 
 import pytest
 from helpers.simulated_run import SimulatedRun
 
 from slurmtrain.errors import NotAvailable, RunNotFound
-from slurmtrain.ops import ui
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.ui import Shown, choose_shown
 
 FIRST, SECOND, OTHER, THIRD, WAITING = "0aaaaaaaaa", "0aaaaaaaab", "0aaaaaaaac", "0aaaaaaaad", "0aaaaaaaae"
 SWEEP = "0sweepswee"
-SSH = {"SSH_CONNECTION": "10.0.0.1 50000 10.0.0.2 22"}
 
 
 @pytest.mark.parametrize(
@@ -65,19 +61,3 @@ def add(workspace: Workspace, run_id: str, name: str, sweep: str | None, *, enab
 
 def choose(workspace: Workspace, name: str | None) -> Shown:
     return choose_shown(workspace, observe(workspace, ask_slurm=False), name)
-
-
-@pytest.mark.parametrize(
-    ("environ", "expected"),
-    [({"DISPLAY": ":0"}, True), ({"WAYLAND_DISPLAY": "w"}, True), ({"DISPLAY": ":0", **SSH}, False), ({}, False)],
-)
-def test_a_browser_is_opened_on_a_screen_of_this_machine_only(environ: dict[str, str], expected: bool) -> None:
-    assert ui.has_browser(environ) is expected
-
-
-def test_an_ssh_session_gets_the_line_for_a_tunnel() -> None:
-    server: Any = SimpleNamespace(port=5001, place="127.0.0.1:5001")
-    assert ui.tunnel({}, server) == ""
-    assert ui.tunnel(SSH, server).startswith("ssh -N -L 5001:127.0.0.1:5001 ")
-    assert " -p " not in ui.tunnel(SSH, server)
-    assert " -p 2222 " in ui.tunnel({"SSH_CONNECTION": "a 1 b 2222"}, server)

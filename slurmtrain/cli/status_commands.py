@@ -191,16 +191,12 @@ def show_command(workspace: Workspace, run: str, each_node: bool, as_json: bool)
     """
     from slurmtrain.ops.shared.find import find
     from slurmtrain.ops.shared.observe import observe
-    from slurmtrain.ops.shared.run_details import show_json
-    from slurmtrain.ops.why import explain
+    from slurmtrain.ops.why import shown_json
 
     [run_id], _ = find(workspace, [run])
     observed = observe(workspace, [run_id], thorough=True)
     output.warn_about(observed)
-    loaded = workspace.store.load(run_id)
-    assert loaded is not None
-    facts = show_json(workspace, observed.runs[run_id], loaded)
-    facts["why"] = explain(workspace, observed.runs, run_id, ask=False).headline
+    facts = shown_json(workspace, observed.runs, run_id)
     if as_json:
         output.print_json({"schema": 1, "run": facts})
     else:

@@ -31,6 +31,7 @@ from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import ENDED, Attempt, Run
 from slurmtrain.ops.diagnose import AttemptDiagnosis, diagnose, suspended
 from slurmtrain.ops.shared.relatives import WAITING, open_upstreams
+from slurmtrain.ops.shared.run_details import show_json
 from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.owned_files import user_name
@@ -92,6 +93,28 @@ class Explanation:
         }
 
 
+def shown_json(workspace: Workspace, runs: ListedRuns, run_id: str) -> dict[str, Any]:
+    """RUN as ``show --json`` prints it: all details, and why it is in its state.
+
+    Args:
+        workspace: Where the run is.
+        runs: The runs as they were just observed.
+        run_id: The run.
+
+    Raises:
+        RunNotFound: Its directory was deleted.
+    """
+    run = workspace.store.load(run_id)
+    if run is None:
+        raise _gone(run_id)
+    facts = show_json(workspace, runs[run_id], run)
+    return {**facts, "why": explain(workspace, runs, run_id, ask=False).headline}
+
+
+def _gone(run_id: str) -> RunNotFound:
+    return RunNotFound(f"run {run_id} is gone: its directory was deleted")
+
+
 def explain(
     workspace: Workspace, runs: ListedRuns, run_id: str, number: int | None = None, *, ask: bool = True
 ) -> Explanation:
@@ -111,7 +134,7 @@ def explain(
     listed = runs.fetch([run_id]).get(run_id)
     run = workspace.store.load(run_id)
     if listed is None or run is None:
-        raise RunNotFound(f"run {run_id} is gone: its directory was deleted")
+        raise _gone(run_id)
     record, attempt, live = RunRecord(workspace, listed), run.newest, listed.live
     if number is not None and not (attempt is not None and attempt.number == number and not attempt.ended):
         diagnosis = diagnose(workspace, run_id, number, live)

@@ -21,10 +21,10 @@ from slurmtrain.ops.logs import Choice, Line, LogReader
 from slurmtrain.ops.query.select import objectives_of
 from slurmtrain.ops.shared.looking import Look, Looker, describe_exception
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.run_details import attempt_json, show_json
+from slurmtrain.ops.shared.run_details import attempt_json
 from slurmtrain.ops.shared.views import run_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.why import explain
+from slurmtrain.ops.why import explain, shown_json
 from slurmtrain.plugins.top.top_rows import Row, aged, fold_rows, make_row, waiting_headline
 
 if TYPE_CHECKING:
@@ -259,11 +259,7 @@ def report_lines(config: Config, run: Mapping[str, Any], columns: int) -> list[s
     try:
         workspace = Workspace(config)
         observed = observe(workspace, [run["id"]], thorough=True, ask_slurm=False)
-        loaded = workspace.store.load(run["id"])
-        if loaded is None:
-            raise RunNotFound(f"run {run['id']} no longer exists: its directory was deleted")
-        facts = show_json(workspace, observed.runs[run["id"]], loaded)
-        facts["why"] = explain(workspace, observed.runs, run["id"], ask=False).headline
+        facts = shown_json(workspace, observed.runs, run["id"])
         if facts["state"] == run["state"]:
             # What Slurm has said of it, which was not asked again.
             facts |= {"reason": run["reason"], "pending": run["pending"]}

@@ -58,7 +58,7 @@ COMMANDS = {
 # How --help groups the commands, also those of plug-ins: what people do most first.
 SECTIONS = {
     "Start runs": "submit render resume rerun",
-    "Look at runs": "status why show logs top plot ui",
+    "Look at runs": "status why show logs top plot report ui",
     "Compare runs": "compare best diff",
     "Steer runs": "cancel wait",
     "Checkpoints": "checkpoint checkpoints verify prune export",
@@ -78,6 +78,7 @@ _OTHER_WORDS = {
         ("ls list ps squeue queue runs jobs", "'slurmtrain status' lists runs"),
         ("htop monitor tui", "'slurmtrain top' is a live page of all runs"),
         ("mlflow web dashboard browse open", "'slurmtrain ui' shows runs in MLflow"),
+        ("html page", "'slurmtrain report RUN' writes a page about a run"),
         ("prometheus exporter grafana", "'slurmtrain metrics' exports the state of all runs to Prometheus"),
         ("stop kill scancel abort terminate down", "'slurmtrain cancel RUN' ends a run"),
         ("run start sbatch launch train up", "'slurmtrain submit SPEC' starts one"),

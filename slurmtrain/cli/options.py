@@ -351,6 +351,9 @@ where_option = click.option(
     "--where", metavar="CONDITION", multiple=True, shell_complete=complete_field,
     help="Only runs that meet this condition, such as 'params.lr < 0.1 and state = completed'.",
 )  # fmt: skip
+since_option = click.option(
+    "--since", metavar="WHEN", help="Only runs submitted since 2026-11-22, 2026-11-22T10:30, or 2w ago."
+)
 # The options of ``status`` that choose runs by what is known about them, by the names that a Question has for them.
 _QUESTION_OPTIONS = {
     "where": where_option,
@@ -361,9 +364,7 @@ _QUESTION_OPTIONS = {
     "causes": click.option(
         "--cause", "causes", metavar="C[,C]", callback=split_words, help="Only runs that ended for one of these causes."
     ),
-    "since": click.option(
-        "--since", metavar="WHEN", help="Only runs submitted since 2026-11-22, 2026-11-22T10:30, or 2w ago."
-    ),
+    "since": since_option,
     "tags": click.option(
         "--tag", "tags", metavar="TAG", multiple=True, shell_complete=complete_tag,
         help="Only runs with this tag.",

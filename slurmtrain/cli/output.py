@@ -116,6 +116,12 @@ def verbatim(*lines: str) -> None:
         stream.write("".join(f"{printable(line)}\n" for line in lines))
 
 
+def document(text: str) -> None:
+    """Print the content of a file as it is, in UTF-8 in any locale. Raises as :func:`echo`."""
+    with _writing():
+        sys.stdout.buffer.write(text.encode())
+
+
 def paragraph(text: str, indent: str) -> None:
     """Print a line; on a terminal it is wrapped between words, with ``indent`` before all lines but the first.
 

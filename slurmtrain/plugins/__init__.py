@@ -5,5 +5,6 @@ COMMANDS = {
     "top": ("slurmtrain.plugins.top", "Watch and steer runs on a live page."),
     "export": ("slurmtrain.plugins.export", "Write the model of a checkpoint to a single file."),
     "metrics": ("slurmtrain.plugins.prometheus", "Export the state of all runs to Prometheus."),
+    "report": ("slurmtrain.plugins.report", "Write a page about a run, a sweep or many runs."),
     "drill": ("slurmtrain.plugins.drill", "Inject faults into runs of a spec, and check that they recover."),
 }

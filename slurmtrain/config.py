@@ -1,4 +1,4 @@
-"""Settings of a site, a user and a project: where runs are stored and how they are started by default.
+"""Settings of a site, a user and a project: where runs are stored, how they are started by default and what they cost.
 
 Later sources override earlier ones: ``/etc/xdg/slurmtrain/slurmtrain.yaml``, the user's
 ``$XDG_CONFIG_HOME/slurmtrain/slurmtrain.yaml``, the nearest ``slurmtrain.yaml`` in the current directory or its
@@ -32,6 +32,7 @@ from slurmtrain.model.experiment.kinds import (
     finite_number,
     text,
 )
+from slurmtrain.model.experiment.prices import Prices
 from slurmtrain.model.urls import DatabaseUrl, check_tracking_uri, is_url, read_database_url
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home
@@ -68,6 +69,8 @@ class Settings:
     """`submit` asks before it submits a sweep of more runs than this; by default 1000."""
     sweep_confirm_gpu_hours: Amount | None = None
     """`submit` asks before it submits a sweep that may take more GPU-hours than this; by default 1000."""
+    prices: Prices | None = None
+    """What an hour costs in each partition, for [`slurmtrain cost`](../cost.md); null: costs are GPU-hours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +90,7 @@ class Config:
     sweep_max_runs: int = MAX_RUNS
     sweep_confirm_runs: int = CONFIRM_RUNS
     sweep_confirm_gpu_hours: float = CONFIRM_GPU_HOURS
+    prices: Prices | None = None
     shared_root: Path | None = None
     notes: tuple[str, ...] = ()
 
@@ -108,8 +112,9 @@ class _File:
     is_private: bool
 
 
-# Keys whose values are paths, and keys whose values must be converted to numbers in environment variables.
+# Keys whose values are paths, keys that are no environment variables, and keys whose values there become numbers.
 _PATHS = ("runs", "registry")
+ONLY_IN_FILES = ("prices",)
 _NUMBERS: Mapping[str, type] = {
     "slurm_interval": float, "node_expiry_hours": float, "sweep_confirm_gpu_hours": float, "sweep_max_runs": int,
     "sweep_confirm_runs": int,
@@ -149,6 +154,7 @@ def load_config(
         executor=settings.get("executor"),
         registry=registry_address(settings.get("registry"), root),
         mlflow_uri=settings.get("mlflow_uri"),
+        prices=settings.get("prices"),
         shared_root=shared_root,
         notes=tuple(notes),
         # Keys that no source has keep their defaults; 0 is a value.
@@ -239,9 +245,8 @@ def _read_file(file: _File) -> dict[str, Any]:
 
 def _read_variables(environ: Mapping[str, str], cwd: Path) -> dict[str, Any]:
     """The values of environment variables."""
-    values: dict[str, Any] = {
-        f.name: environ[PREFIX + f.name.upper()] for f in fields(Settings) if environ.get(PREFIX + f.name.upper())
-    }
+    names = [f.name for f in fields(Settings) if f.name not in ONLY_IN_FILES]
+    values: dict[str, Any] = {name: text for name in names if (text := environ.get(PREFIX + name.upper()))}
     for name, number in _NUMBERS.items():
         with contextlib.suppress(KeyError, ValueError):
             # What is not a number stays text, and reading the section reports it.

@@ -115,6 +115,10 @@ class NotAvailable(UserError):
     """This executor, or this machine, does not have what was requested."""
 
 
+class NoPrice(UserError):
+    """The configuration has no price for what a run used."""
+
+
 class RequestRefused(UserError):
     """The scheduler refuses the request, or could never satisfy it."""
 

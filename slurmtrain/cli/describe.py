@@ -259,6 +259,24 @@ def describe_time(seconds: Mapping[str, float], goodput: float | None = None) ->
     return ", ".join([*times, *([] if goodput is None else [f"goodput {100 * goodput:.0f} %"])])
 
 
+def describe_cost(cost: Mapping[str, Any]) -> str:
+    """The field ``cost`` of a run in a line; empty if it has cost nothing yet."""
+    if not cost["node_hours"]:
+        return ""
+    amounts = [
+        f"{formatting.amount(cost[purpose], cost['currency'])} {purpose}"
+        for purpose in ("lost", "saving", "starting")
+        if cost[purpose]
+    ]
+    count = cost["interruptions"]
+    if count and cost["lost"]:
+        amounts[0] += f" to {count} interruption{'s' * (count != 1)}"
+    parts = [f"{formatting.amount(cost['spent'], cost['currency'])} {cost['unit']}", *amounts]
+    if cost["saved_by_spot"] is not None:
+        parts.append(f"on demand {formatting.amount(cost['on_demand'], cost['currency'])}")
+    return ", ".join(parts) + (f" ({cost['problem']})" if cost["problem"] else "")
+
+
 def describe_restart(restart: Mapping[str, Any]) -> str:
     """Why ranks were restarted in place, after which step, and without which nodes."""
     step = restart.get("reached")

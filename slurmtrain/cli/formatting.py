@@ -51,6 +51,13 @@ def size(count: float | None) -> str:
     return f"{count:.1f} TiB"
 
 
+def amount(value: float, currency: str | None = None) -> str:
+    """An amount of money, or of hours if there is no ``currency``, as people write it."""
+    if abs(value) >= 1000 or not value:
+        return f"{value:,.0f}"
+    return f"{value:.2g}" if abs(value) < 1 else f"{value:.2f}" if currency else f"{value:.1f}"
+
+
 def files(count: int) -> str:
     """How many files there are."""
     return "1 file" if count == 1 else f"{count} files"

@@ -265,6 +265,7 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     unknown = run["lost_steps"] is None and run["step"] is not None
     yield "lost steps", "?" if unknown else formatting.number(run["lost_steps"])
     yield "time", describe.describe_time(run["seconds"], run["goodput"])
+    yield "cost", describe.describe_cost(run["cost"])
     yield "params", formatting.params(run["params"])
     yield "metrics", formatting.metrics(run, limit=100)
     yield "checkpoint", formatting.newest_checkpoint(run)

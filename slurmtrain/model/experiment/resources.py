@@ -126,9 +126,9 @@ def _divide_gpus(value: object) -> object:
     return value
 
 
-_check_type = kinds.matching(_NAME, "expected a type of GPUs as your site calls it, such as h100, found {!r}")
+check_gpu_type = kinds.matching(_NAME, "expected a type of GPUs as your site calls it, such as h100, found {!r}")
 Gpus = Annotated[int, kinds.Scalar("whole number of at least 0, or with a type, such as `h100:4`", _parse_count)]
-GpuType = Annotated[str, kinds.text("type of GPU", _check_type)]
+GpuType = Annotated[str, kinds.text("type of GPU", check_gpu_type)]
 
 
 def parse_gpus(text: str) -> tuple[str, int]:

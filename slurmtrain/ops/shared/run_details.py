@@ -24,6 +24,7 @@ from slurmtrain.model.run.layout import RunDir, attempt_of, checkpoint_step, nod
 from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.relatives import chain_json, lineage_json
+from slurmtrain.ops.shared.run_costs import cost_of_run
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, run_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import read_plan
@@ -64,6 +65,7 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
         "lineage": lineage_json(workspace, run.id) if children or listed.parents else [],
         **chain_json(workspace, run.id),
         "seconds": _spent_json(summed(run.attempts)),
+        "cost": cost_of_run(workspace, run),
         "code": snapshot,
         "attempts": [
             {

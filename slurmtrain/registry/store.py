@@ -30,6 +30,7 @@ from slurmtrain.system.journal_files import has_unread, journal_files
 
 if TYPE_CHECKING:
     from slurmtrain.model.metrics.columns import MetricSummary
+    from slurmtrain.model.run.accounting import Interval
     from slurmtrain.model.run.events.base import Event
     from slurmtrain.model.run.events.base import P as E
     from slurmtrain.model.run.journal_lines import Garbage
@@ -219,6 +220,17 @@ class Store:
 
         by_run = self.ask(lambda db: queries.events(db, run_ids, cls.KIND))
         return {run_id: select(events, cls) for run_id, events in by_run.items()}
+
+    def timelines(self, run_id: str) -> dict[str, list[Interval]]:
+        """When each attempt of a run spent its time on what, by the name of its directory."""
+        from slurmtrain.model.run.fold import RunBuilder
+
+        def read(connection: sa.Connection) -> dict[str, list[Interval]]:
+            builder = RunBuilder(run_id)
+            builder.add(queries.events(connection, [run_id]).get(run_id, ()))
+            return builder.timelines(queries.progress_of(connection, [run_id]).get(run_id, {}))
+
+        return self.ask(read)
 
     def surviving_metrics(
         self, run_ids: Collection[str] | None = None, names: Collection[str] | None = None

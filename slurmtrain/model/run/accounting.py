@@ -12,7 +12,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import groupby, pairwise
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
@@ -72,6 +73,14 @@ class _Round:
         return moments[0][1] if step < moments[0][0] else moments[-1][1]
 
 
+class Interval(NamedTuple):
+    """What an attempt spent a time on, without a break: from ``begin`` to ``end``, in seconds since 1970."""
+
+    kind: str
+    begin: float
+    end: float
+
+
 def accounted(
     attempts: Sequence[Attempt],
     facts: Mapping[str, AttemptFacts],
@@ -90,6 +99,33 @@ def accounted(
         progress: The progress of each according to its metrics, by its key.
         checkpoints: All checkpoints of the run.
     """
+    accounts = _accounts(attempts, facts, progress, checkpoints)
+    return [
+        replace(attempt, spent=_spent(account.intervals()), lost_steps=account.lost_steps(attempt))
+        for attempt, account in zip(attempts, accounts, strict=True)
+    ]
+
+
+def timelines(
+    attempts: Sequence[Attempt],
+    facts: Mapping[str, AttemptFacts],
+    progress: Mapping[str, Progress],
+    checkpoints: Sequence[Checkpoint],
+) -> dict[str, list[Interval]]:
+    """When each attempt spent its time on what, by its key: in order, without gaps; the sums are its ``spent``.
+
+    The arguments are those of :func:`accounted`: ``attempts``, ``facts``, ``progress``, ``checkpoints``.
+    """
+    accounts = _accounts(attempts, facts, progress, checkpoints)
+    return {attempt.key: account.merged() for attempt, account in zip(attempts, accounts, strict=True)}
+
+
+def _accounts(
+    attempts: Sequence[Attempt],
+    facts: Mapping[str, AttemptFacts],
+    progress: Mapping[str, Progress],
+    checkpoints: Sequence[Checkpoint],
+) -> Iterator[_Account]:
     # The newest checkpoint on disk; the beginning if there is none.
     usable = [each for each in checkpoints if each.on_disk and each.complete]
     last = max(usable, key=lambda each: each.saved_at, default=None)
@@ -102,7 +138,7 @@ def accounted(
         for own_facts, attempt in zip(own, attempts, strict=True)
     ]
     begins = [next((each.begin for each in summary.rounds if each.begin is not None), None) for summary in summaries]
-    result: list[Attempt] = []
+    before: Attempt | None = None
     for index, attempt in enumerate(attempts):
         following = next((step for step in begins[index + 1 :] if step is not None), None)
         resumed_at = None
@@ -111,15 +147,11 @@ def accounted(
         elif attempt.ended and following is not None and following < (attempt.last_step or 0):
             # Work after its last step, such as an evaluation, is lost only if a later attempt goes back.
             resumed_at = _Resumption(following)
-        before = result[-1] if result and result[-1].job_id == attempt.job_id else None
-        begins_at = (before.ended_at if before else None, attempt.submitted_at, attempt.started_at)
+        requeued_at = before.ended_at if before is not None and before.job_id == attempt.job_id else None
+        begins_at = (requeued_at, attempt.submitted_at, attempt.started_at)
         queued_from = next((at for at in begins_at if at is not None), own[index].first)
-        spent = _seconds(summaries[index], queued_from, resumed_at)
-        lost_steps = _repeated_steps(attempt, summaries[index].rounds, resumed_at.step if resumed_at else None)
-        if resumed_at is not None and resumed_at.step is None:
-            lost_steps = None
-        result.append(replace(attempt, spent=spent, lost_steps=lost_steps))
-    return result
+        yield _Account(summaries[index], queued_from, resumed_at)
+        before = attempt
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,15 +204,17 @@ def summed(attempts: Iterable[Attempt]) -> dict[str, float]:
     return {kind: ticks / _TICKS for kind, ticks in total.items()}
 
 
+Ticks = tuple[str, int, int]
+
+
 def _swept(
     begin: float, end: float, phases: Iterable[tuple[float, str]], covers: Iterable[tuple[str, float, float]]
-) -> dict[str, float]:
-    """Seconds by kind from ``begin`` to ``end``; anything outside is ignored.
+) -> Iterator[Ticks]:
+    """Each kind with its begin and end, in ticks, from ``begin`` to ``end``; anything outside is ignored.
 
     A phase lasts until the next one; of two at the same time, the last wins. Training time that an interval covers is
     of its kind: a stall outranks a loss. ``queue`` replaces any time.
     """
-    spent = dict.fromkeys(KINDS, 0)
     phase, at, last = "queue", _ticks(begin), _ticks(end)
     covering = {"queue": 0, "stall": 0, "lost": 0}
     marks = [(_ticks(when), name, 0) for when, name in phases]
@@ -190,13 +224,20 @@ def _swept(
     # The sort is stable: at the same moment a phase begins before anything covers it, and the last phase wins.
     for when, name, change in sorted(marks, key=lambda mark: mark[0]):
         stop = min(max(when, at), last)
-        spent[_kind(phase, covering)] += stop - at
+        yield _kind(phase, covering), at, stop
         at = stop
         if change:
             covering[name] += change
         else:
             phase = name
-    spent[_kind(phase, covering)] += last - at
+    yield _kind(phase, covering), at, last
+
+
+def _spent(intervals: Iterable[Ticks]) -> dict[str, float]:
+    """Seconds by kind."""
+    spent = dict.fromkeys(KINDS, 0)
+    for kind, begin, end in intervals:
+        spent[kind] += end - begin
     return {kind: ticks / _TICKS for kind, ticks in spent.items()}
 
 
@@ -232,17 +273,40 @@ def _summary(facts: AttemptFacts, progress: Progress, ended_at: float | None) ->
     return _Summary(events, saves, _rounds(events, saves, progress, end), end)
 
 
-def _seconds(summary: _Summary, queued_from: float, resumed_at: _Resumption | None) -> dict[str, float]:
-    covers = [("stall", *stall) for stall in summary.saves.stalls]
-    covers += [("lost", *interval) for interval in _thrown_away(summary.rounds, resumed_at)]
-    for event in select(summary.events, agent_events.HangDetected):
-        # No rank made progress until the hang was detected.
-        idle = [float(rank["idle_s"]) for rank in event.payload.ranks if "idle_s" in rank]
-        covers.append(("lost", event.time - min((each for each in idle if each > 0), default=0.0), event.time))
-    covers += [
-        ("queue", event.payload.since, event.time) for event in select(summary.events, agent_events.JobSuspended)
-    ]
-    return _swept(queued_from, max(queued_from, summary.end), _phases(summary), covers)
+@dataclass(frozen=True, slots=True)
+class _Account:
+    """One attempt: since when it waited, and what training resumed from after it; None: nothing is repeated."""
+
+    summary: _Summary
+    queued_from: float
+    resumed_at: _Resumption | None
+
+    def intervals(self) -> Iterator[Ticks]:
+        """What its time was spent on, in order; some intervals are empty."""
+        summary = self.summary
+        covers = [("stall", *stall) for stall in summary.saves.stalls]
+        covers += [("lost", *interval) for interval in _thrown_away(summary.rounds, self.resumed_at)]
+        for event in select(summary.events, agent_events.HangDetected):
+            # No rank made progress until the hang was detected.
+            idle = [float(rank["idle_s"]) for rank in event.payload.ranks if "idle_s" in rank]
+            covers.append(("lost", event.time - min((each for each in idle if each > 0), default=0.0), event.time))
+        covers += [
+            ("queue", event.payload.since, event.time) for event in select(summary.events, agent_events.JobSuspended)
+        ]
+        return _swept(self.queued_from, max(self.queued_from, summary.end), _phases(summary), covers)
+
+    def merged(self) -> list[Interval]:
+        """The same in seconds, without empty ones, neighbours of a kind as one."""
+        lasting = (each for each in self.intervals() if each[2] > each[1])
+        parts = [list(group) for _, group in groupby(lasting, key=itemgetter(0))]
+        return [Interval(part[0][0], part[0][1] / _TICKS, part[-1][2] / _TICKS) for part in parts]
+
+    def lost_steps(self, attempt: Attempt) -> int | None:
+        """How many steps have to be repeated; None if that is not known."""
+        resumed_at = self.resumed_at
+        if resumed_at is not None and resumed_at.step is None:
+            return None
+        return _repeated_steps(attempt, self.summary.rounds, resumed_at.step if resumed_at else None)
 
 
 def _of_leader(events: Sequence[AnyEvent]) -> list[AnyEvent]:

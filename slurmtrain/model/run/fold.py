@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.model.experiment.kinds import remembering
-from slurmtrain.model.run.accounting import accounted, goodput
+from slurmtrain.model.run.accounting import Interval, accounted, goodput, timelines
 from slurmtrain.model.run.attempt_facts import NEVER, AttemptFacts, Order, SaveLog, as_order, is_summarised
 from slurmtrain.model.run.attempts import group_by_attempt, never_started, number_attempts, read_attempt
 from slurmtrain.model.run.checkpoints import CheckpointHistory, concerns_checkpoints
@@ -22,7 +22,7 @@ from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.journal_lines import Progress, read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
 from slurmtrain.model.run.outcome import began_at, describe_next_start, is_over, reason_given_up
-from slurmtrain.model.run.run import APART, ENDED, Attempt, Checkpoint, Run, replace
+from slurmtrain.model.run.run import APART, ENDED, Attempt, Run, replace
 
 Events = Callable[[], Iterable[AnyEvent]]
 # Events that say how many steps there will be.
@@ -81,7 +81,9 @@ class RunBuilder:
         facts = group_by_attempt(events, self._saves)
         cancels = select(events, command_events.CancelRequested)
         cancelled_at = [cancel.time for cancel in cancels]
-        attempts, checkpoints = self._attempts(facts, progress, cancelled_at)
+        ordered, started = _begun(facts, progress, cancelled_at)
+        checkpoints = self._checkpoints.checkpoints(ordered)
+        attempts = accounted(ordered, started, progress, checkpoints)
         newest = attempts[-1] if attempts else None
         # A metric that the newest attempt has not logged yet keeps its earlier value.
         logged = [progress[attempt.key].metrics for attempt in attempts if attempt.key in progress]
@@ -128,17 +130,17 @@ class RunBuilder:
         )
         return with_state(_with_marks(run, events))
 
-    def _attempts(
-        self, facts: Mapping[str, AttemptFacts], progress: Mapping[str, Progress], cancels: Sequence[float]
-    ) -> tuple[list[Attempt], list[Checkpoint]]:
-        """The attempts that have begun, in order, and all checkpoints."""
-        started = {key: group for key, group in facts.items() if not never_started(group)}
-        alone = {
-            key: read_attempt(key, group, progress.get(key, Progress()), cancels) for key, group in started.items()
-        }
-        ordered = number_attempts(alone, started)
-        checkpoints = self._checkpoints.checkpoints(ordered)
-        return accounted(ordered, started, progress, checkpoints), checkpoints
+    def timelines(self, progress: Mapping[str, Progress]) -> dict[str, list[Interval]]:
+        """When each attempt spent its time on what, by the name of its directory.
+
+        ``progress``: as for :meth:`build`.
+        """
+        self._follow_checkpoints()
+        events = sorted(self._events, key=lambda event: event.order)
+        facts = group_by_attempt(events, self._saves)
+        cancelled_at = [cancel.time for cancel in select(events, command_events.CancelRequested)]
+        ordered, started = _begun(facts, progress, cancelled_at)
+        return timelines(ordered, started, progress, self._checkpoints.checkpoints(ordered))
 
     def to_dict(self) -> dict[str, Any]:
         """The builder's state as JSON."""
@@ -191,6 +193,15 @@ class RunBuilder:
             self._checkpoints.apply(event)
         self._followed = events[-1].order
         self._unfollowed = []
+
+
+def _begun(
+    facts: Mapping[str, AttemptFacts], progress: Mapping[str, Progress], cancels: Sequence[float]
+) -> tuple[list[Attempt], dict[str, AttemptFacts]]:
+    """The attempts that have begun, in order, and what is known about each."""
+    started = {key: group for key, group in facts.items() if not never_started(group)}
+    alone = {key: read_attempt(key, group, progress.get(key, Progress()), cancels) for key, group in started.items()}
+    return number_attempts(alone, started), started
 
 
 def _lost_steps(attempts: Sequence[Attempt]) -> int | None:

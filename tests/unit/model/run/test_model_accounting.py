@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable
+from itertools import pairwise
 from typing import Any, Self
 
 import pytest
@@ -16,6 +17,7 @@ from slurmtrain.model.run import accounting
 from slurmtrain.model.run.accounting import KINDS, goodput, mean_nodes, summed
 from slurmtrain.model.run.attempt_facts import AttemptFacts, is_summarised
 from slurmtrain.model.run.events.base import AnyEvent
+from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal_lines import Progress
 from slurmtrain.model.run.run import Attempt, Run
 
@@ -26,6 +28,13 @@ def account(
     events: Iterable[AnyEvent], progress: Progress, *, begin: float, ended_at: float | None, resumed_at: int | None
 ) -> dict[str, float]:
     """Seconds by kind of one attempt that was submitted at ``begin``."""
+    account = account_of(events, progress, begin=begin, ended_at=ended_at, resumed_at=resumed_at)
+    return accounting._spent(account.intervals())
+
+
+def account_of(
+    events: Iterable[AnyEvent], progress: Progress, *, begin: float, ended_at: float | None, resumed_at: int | None
+) -> accounting._Account:
     facts = AttemptFacts()
     for each in sorted(events, key=lambda each: each.order):
         if is_summarised(each):
@@ -33,7 +42,7 @@ def account(
         else:
             facts.events.append(each)
     resumption = None if resumed_at is None else accounting._Resumption(resumed_at)
-    return accounting._seconds(accounting._summary(facts, progress, ended_at), begin, resumption)
+    return accounting._Account(accounting._summary(facts, progress, ended_at), begin, resumption)
 
 
 class TimedAttempt(SimulatedRun):
@@ -278,6 +287,45 @@ def test_the_kinds_share_the_time_without_rest_whatever_is_known_in_whatever_ord
         assert sum(ticks.values()) == max(0, round(end * 1e6) - round(begin * 1e6))
     shuffled = random.Random(seed).sample(events, len(events))
     assert account(shuffled, progress, begin=begin, ended_at=end, resumed_at=step) == spent
+
+
+@given(
+    st.lists(EVENTS, max_size=12, unique_by=lambda event: event.order),
+    PROGRESS,
+    TIMES,
+    TIMES | st.none(),
+    st.integers(0, 30) | st.none(),
+)
+def test_the_intervals_of_a_timeline_follow_each_other_and_add_up_to_the_seconds_by_kind(
+    events: list[AnyEvent], progress: Progress, begin: float, end: float | None, step: int | None
+) -> None:
+    attempt = account_of(events, progress, begin=begin, ended_at=end, resumed_at=step)
+    line, spent = attempt.merged(), accounting._spent(attempt.intervals())
+    ticks = dict.fromkeys(KINDS, 0)
+    for interval in line:
+        ticks[interval.kind] += round(interval.end * 1e6) - round(interval.begin * 1e6)
+    assert ticks == {kind: round(seconds * 1e6) for kind, seconds in spent.items()}
+    assert all(interval.begin < interval.end for interval in line)
+    for before, after in pairwise(line):
+        assert before.end == after.begin
+        assert before.kind != after.kind
+    assert not line or round(line[0].begin * 1e6) == round(begin * 1e6)
+
+
+def test_a_run_has_a_timeline_of_each_attempt_whose_sums_are_what_it_spent() -> None:
+    first = TimedAttempt().started().trains(140).saves(160, 20).saves(180, 40)
+    first.at(200, NODE, "end", cause="preempted", signal=15, reason="", failures=[])
+    first.at(201, COMMAND, "observed", job_id="7", restart=0, state="PREEMPTED")
+    builder, progress = RunBuilder("r"), {"7.0": Progress(60, 200.0, {})}
+    builder.add(first.events)
+    run, lines = builder.build(progress), builder.timelines(progress)
+    assert list(lines) == [attempt.key for attempt in run.attempts] == ["7.0"]
+    sums = dict.fromkeys(KINDS, 0.0)
+    for kind, begin, end in lines["7.0"]:
+        sums[kind] += end - begin
+    assert sums == pytest.approx(run.attempts[0].spent)
+    kinds = [interval.kind for interval in lines["7.0"]]
+    assert kinds == ["start", "preflight", "start", "train", "stall", "train", "stall", "lost"]
 
 
 @pytest.mark.parametrize(("step", "lost_steps", "lost_s"), [(None, None, 10.0), (99, 10, 10.0), (0, 109, 109.0)])

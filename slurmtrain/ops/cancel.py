@@ -205,13 +205,14 @@ def _request(workspace: Workspace, run_id: str) -> str:
     return ""
 
 
-def request_end(workspace: Workspace, run_id: str, reason: str | None = None) -> None:
+def request_end(workspace: Workspace, run_id: str, reason: str | None = None, by: str | None = None) -> None:
     """Journal that a run is to end, as a person does who cancels it.
 
     Args:
         workspace: where the run is.
         run_id: the run.
         reason: why, as a phrase, if no person asks for it.
+        by: the key of the spec that has it ended; None: a person or a search does.
 
     Raises:
         PathError: that cannot be journaled.
@@ -231,7 +232,7 @@ def request_end(workspace: Workspace, run_id: str, reason: str | None = None) ->
         # Under the lock, after reading the run again: one that has just ended by itself must not count as cancelled.
         if not _load_runs(workspace, [run_id])[run_id].ended:
             with workspace.journal(directory, "cancel") as journal:
-                journal.write(CancelRequested(reason=reason))
+                journal.write(CancelRequested(reason=reason, by=by))
 
 
 def _local(runs: Collection[Run]) -> list[Run]:

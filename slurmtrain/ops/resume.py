@@ -330,8 +330,7 @@ def find_failed(workspace: Workspace, names: Sequence[str], *, cancelled: bool =
     states = (*_FAILED, "cancelled") if cancelled else _FAILED
     ended = [run_id for run_id, listed in runs.items() if cancelled and listed.state == "cancelled"]
     cancels_of = workspace.store.events_of(ended, CancelRequested) if ended else {}
-    # Only a search gives a reason.
-    pruned = {run_id for run_id, events in cancels_of.items() if any(event.payload.reason for event in events)}
+    pruned = {run_id for run_id, events in cancels_of.items() if any(event.payload.prunes for event in events)}
     failed = [run_id for run_id, listed in runs.items() if listed.state in states and run_id not in pruned]
     if not failed:
         counts = count_states([listed.state for listed in runs.values()])

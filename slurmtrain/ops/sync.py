@@ -19,6 +19,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import AFTER
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.cancel import finish_cancel
+from slurmtrain.ops.idle_runs import end_idle
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring import mirror_runs
 from slurmtrain.ops.shared.next_attempts import (
@@ -89,6 +90,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     doing.finish_submissions()
     doing.finish_cancels()
     acted = [*doing.synced.started, *doing.synced.cancelled, *doing.restart_interrupted()]
+    doing.end_idle()
     doing.finish_chains()
     doing.end_second_jobs()
     doing.observe_again([*acted, *doing.synced.ended])
@@ -197,6 +199,18 @@ class _Sync:
             self.synced.cancelled += [run_id for run_id, run in ended.items() if run.ended]
         except (SlurmtrainError, OSError) as error:
             self.synced.problems.append(str(error))
+
+    def end_idle(self) -> None:
+        """End runs that have been idle for longer than their specs allow."""
+        try:
+            ended = end_idle(self._workspace, dict(self._open_runs()))
+        except (SlurmtrainError, OSError) as error:
+            self.synced.problems.append(str(error))
+            return
+        self.synced.ended += ended
+        self.synced.notes += [f"run {run_id} was ended: {why}" for run_id, why in ended.items()]
+        # Before chains: nothing that waits for one of these will start.
+        self.observe_again(list(ended))
 
     def finish_chains(self) -> None:
         """End runs that wait for one that will not complete, and start runs whose turn it is."""

@@ -170,17 +170,22 @@ def read_pieces(
         offset = end
 
 
-def last_points(metrics: Path, length: int, *, check: Check = check_owned) -> list[Point]:
-    """The points in the last ``length`` bytes of a ``metrics`` file; none if it fails the ``check``, or to be read."""
+def last_records(path: Path, length: int, *, check: Check = check_owned) -> list[Mapping[str, object]]:
+    """What is in the last ``length`` bytes of lines at a ``path``; none if it fails the ``check``, or to be read."""
     with contextlib.suppress(OSError, UntrustedPath):
-        handle = open_regular(metrics, check=check)
+        handle = open_regular(path, check=check)
         try:
             start = max(0, os.fstat(handle).st_size - length)
-            reading = read_lines(os.pread(handle, length, start), start, metrics.name)
+            reading = read_lines(os.pread(handle, length, start), start, path.name)
         finally:
             os.close(handle)
-        return points_of(record for _, record in reading.records)
+        return [record for _, record in reading.records]
     return []
+
+
+def last_points(metrics: Path, length: int, *, check: Check = check_owned) -> list[Point]:
+    """The points among the :func:`last_records` of a ``metrics`` file, for the same ``length`` and ``check``."""
+    return points_of(last_records(metrics, length, check=check))
 
 
 def line_number(path: Path, offset: int) -> int | None:

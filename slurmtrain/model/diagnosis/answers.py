@@ -154,6 +154,9 @@ def _stops(run: Mapping[str, Any], activity: Activity, now: float, advice: list[
     """Why a run does not train, or not as it should; appends what to do to ``advice``."""
     if run["reason"] and run["step"] is not None and not _is_growth(run["reason"]):
         yield run["reason"]
+    if run["idle"] is not None:
+        logs = f"`slurmtrain logs {run['id']}` shows what it prints"
+        advice.append(f"{logs}; with 'idle_after: 30m' in its spec, `watch` ends a run that does nothing for so long")
     at, gap_s = activity.last_step_at, activity.widest_gap_s
     is_paused = run["reason"].startswith("paused")
     if at is not None and gap_s is not None and not is_paused and now - at > max(LEAST_S, TIMES * gap_s):
@@ -178,7 +181,8 @@ def _problems(
             advice.append(f"`slurmtrain resume {run['id']} resources.time=...` continues it with a longer limit")
         yield f"it reaches its time limit in {format_span(max(0.0, limit_at - now))}, and {then}"
     idle = {name: use for name, use in (activity.gpus or {}).items() if use < IDLE_GPU}
-    if idle and run["step"] is not None:
+    # For long: then that is the reason already.
+    if idle and run["step"] is not None and run["idle"] is None:
         verb = "is" if len(idle) == 1 else "are"
         are = f"{len(idle)} of {len(activity.gpus or ())} GPUs {verb} idle"
         cpus = max((activity.cpus or {}).values(), default=0.0)

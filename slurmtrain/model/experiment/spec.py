@@ -30,6 +30,7 @@ from slurmtrain.model.experiment.values import (
     Lines,
     Params,
     ShellBlock,
+    Span,
     Variables,
     check_command,
     check_interface,
@@ -113,6 +114,10 @@ class Spec:
     """What happens when a run is interrupted."""
     tracking: TrackingSpec = TrackingSpec()
     """Experiment tracking."""
+    idle_after: Span | None = None
+    """After how long a run whose GPUs do nothing is ended by `watch` or `sync`, with a save; nothing starts it again.
+    Without GPUs: whose processes compute nothing and finish no step. null: it is only said. See
+    [usage.md](../usage.md#idle-runs)."""
     env: Variables = field(default_factory=dict)
     """Environment variables of the processes. Values of variables whose names end in TOKEN, KEY, PASSWORD, PASSWD,
     SECRET or CREDENTIAL, and URLs with a password, are never recorded."""

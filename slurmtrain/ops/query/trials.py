@@ -67,8 +67,7 @@ def read_trials(
     for run_id, run in workspace.store.load_all(searched).items():
         origin = created[run_id][0].payload
         assert origin.trial is not None
-        # A person's request to cancel has no reason.
-        is_pruned = any(event.payload.reason for event in ends.get(run_id, ()))
+        is_pruned = any(event.payload.prunes for event in ends.get(run_id, ()))
         objective = origin.search or {}
         name = metric or str(objective.get("metric"))
         last = run.metrics.get(name)

@@ -16,6 +16,7 @@ from slurmtrain.model.run.layout import METRICS, RunDir
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
+    from slurmtrain.model.diagnosis.idleness import Idle
     from slurmtrain.model.run.run import Checkpoint
     from slurmtrain.registry.rows import Listed
 
@@ -63,12 +64,31 @@ class RunRecord(Mapping[str, Any]):
         from slurmtrain.model.run.journal_lines import steps_per_second
         from slurmtrain.system.journal_files import last_points
 
-        live, job_id = self.listed.live, self.listed.job_id
-        if self.listed.state != "running" or (live is not None and live.state == SUSPENDED) or job_id is None:
+        job_id = self.listed.job_id
+        if not self._is_training or job_id is None:
             return None
         # Folders of earlier starts as well: their lines are few, and the last start may have none yet.
         folders = self.directory.attempts.glob(f"{glob.escape(job_id)}.*")
         return steps_per_second([point for folder in folders for point in last_points(folder / METRICS, _TAIL_BYTES)])
+
+    @cached_property
+    def idleness(self) -> Idle | None:
+        """Since when it has been idle, while it is said to run; None if it is not, or not for long."""
+        from slurmtrain.model.diagnosis.idleness import SAID_AFTER_S
+        from slurmtrain.ops.shared.node_load import idle_of
+
+        if (
+            not self._is_training
+            or (idle := idle_of(self.directory, self.listed.job_id, self.listed.resources)) is None
+        ):
+            return None
+        return idle if time.time() - idle.since >= SAID_AFTER_S else None
+
+    @property
+    def _is_training(self) -> bool:
+        """Whether it runs, and its job is not suspended."""
+        live = self.listed.live
+        return self.listed.state == "running" and not (live is not None and live.state == SUSPENDED)
 
     @property
     def trackers(self) -> list[dict[str, Any]]:
@@ -91,7 +111,7 @@ class RunRecord(Mapping[str, Any]):
     def reason(self) -> str:
         """What is known about the run and, if it has not begun to train, what Slurm says about its job.
 
-        For a run that trains, this includes a problem with saving.
+        For a run that trains, this includes a problem with saving, and that it has been idle for long.
         """
         listed, reason, live = self.listed, self.listed.reason, self.listed.live
         if listed.row["deleted_at"] is not None:
@@ -100,7 +120,8 @@ class RunRecord(Mapping[str, Any]):
             return "; ".join(filter(None, (f"its files were deleted{rest}", reason)))
         if listed.state == "running":
             stopped = live.reason if live is not None and live.state == SUSPENDED else ""
-            return "; ".join(filter(None, (stopped, reason, listed.row["save_problem"])))
+            idle = self.idleness.describe() if self.idleness is not None else ""
+            return "; ".join(filter(None, (stopped, reason, listed.row["save_problem"], idle)))
         if listed.state not in _QUEUED:
             return reason
         from slurmtrain.ops.shared.relatives import describe_waits
@@ -186,6 +207,7 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "plan_hash": _column("plan_hash"),
     "git": lambda run: run.listed.git,
     "pending": lambda run: run.pending,
+    "idle": lambda run: run.idleness.to_dict() if run.idleness is not None else None,
     "steps_per_second": lambda run: _rounded(run.rate or None),
     "eta_seconds": lambda run: run.eta,
 }

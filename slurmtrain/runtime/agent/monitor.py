@@ -357,6 +357,8 @@ class Separation:
 # --- notes while the ranks train --------------------------------------------------------------------------------------
 
 _EVERY_S = 15.0
+# The first line comes sooner: of many short runs it is the only one.
+_FIRST_S = 3.0
 # So many lines are as far apart; the next as many are twice as far. A month has about 7,500 lines, or 2 MB.
 _EQUAL = 1000
 # A driver or file system that hangs must not keep the agent from ending.
@@ -446,7 +448,7 @@ class Sampler:
 
     def _measure(self, gauges: Gauges) -> None:
         every_s, lines, at = self._every_s, 0, {}
-        while not self._ended.wait(every_s):
+        while not self._ended.wait(every_s if lines else min(_FIRST_S, every_s)):
             metrics = gauges.read()
             # Ranks that are about to be started have no heartbeat yet: a step never goes back to unknown.
             if (step := self._step()) is not None:

@@ -136,10 +136,17 @@ class Unstarted(Payload):
 # It names no attempt: whether it is about the newest one follows from its time (outcome.began_at).
 @payload("cancel")
 class CancelRequested(Payload):
-    """A person cancelled the run, or a search ends it early."""
+    """A person cancelled the run, a search ends it early, or ``sync`` ends it because it was idle."""
 
     reason: str | None = field(default=None, metadata=OMIT_NONE)
-    """Why its search ends it; None: a person did."""
+    """Why it is ended, if no person asked for it."""
+    by: str | None = field(default=None, metadata=OMIT_NONE)
+    """The key of its spec that has it ended, ``idle_after``; None: a person or its search does."""
+
+    @property
+    def prunes(self) -> bool:
+        """Whether its search ends it."""
+        return bool(self.reason) and self.by is None
 
 
 @payload("upstream_failed")

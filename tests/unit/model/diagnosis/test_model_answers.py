@@ -23,6 +23,7 @@ NOW = 1_000_000.0
 RUN: dict[str, Any] = {
     "id": "r1", "name": "cnn", "state": "running", "reason": "", "step": 400, "total_steps": 1000, "pending": None,
     "steps_per_second": 2.0, "eta_seconds": 300.0, "goodput": 0.9, "deleted_at": None, "lost_steps": 0, "job_id": "7",
+    "idle": None,
     "checkpoint": {"step": 350, "saved_at": "1970-01-12T13:46:15.000Z"},
     "started_at": "1970-01-12T13:40:00.000Z", "ended_at": "1970-01-12T13:46:40.000Z",
 }  # fmt: skip

@@ -47,6 +47,20 @@ class Browser:
             shown = f"{self.run(script)}\n{self.run('return document.body.innerText')}"
             raise AssertionError(f"{error}\n{shown}") from None
 
+    def complaints(self) -> list[str]:
+        """The errors and warnings in its console, since the last call."""
+        entries = _ask("POST", f"{self._session}/se/log", type="browser")
+        return [entry["message"] for entry in entries if entry["level"] in ("SEVERE", "WARNING")]
+
+    def requests(self) -> list[str]:
+        """The addresses on a network that it has asked for since the last call, whatever came of it."""
+        entries = _ask("POST", f"{self._session}/se/log", type="performance")
+        messages = [json.loads(entry["message"])["message"] for entry in entries]
+        sent = [each["params"] for each in messages if each["method"] == "Network.requestWillBeSent"]
+        addresses = [each["request"]["url"] for each in sent]
+        # Its own first tab, and what a page brings along.
+        return [each for each in addresses if not each.startswith(("chrome:", "data:", "blob:"))]
+
     def picture(self) -> bytes:
         """What is visible, as PNG."""
         return base64.b64decode(_ask("GET", f"{self._session}/screenshot"))
@@ -65,7 +79,9 @@ def browser(place: Path) -> Iterator[Browser]:
                 # Chromium's sandbox does not work as root.
                 arguments = ["--headless=new", "--no-sandbox", "--disable-dev-shm-usage", "--hide-scrollbars"]
                 arguments += [f"--user-data-dir={place / 'profile'}"]
-                capabilities = {"alwaysMatch": {"goog:chromeOptions": {"args": arguments}}}
+                logs = {"browser": "ALL", "performance": "ALL"}
+                options = {"goog:chromeOptions": {"args": arguments}, "goog:loggingPrefs": logs}
+                capabilities = {"alwaysMatch": options}
                 server = f"http://127.0.0.1:{port}/session"
                 session = f"{server}/{_ask('POST', server, capabilities=capabilities)['sessionId']}"
                 try:

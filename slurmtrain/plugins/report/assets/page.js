@@ -8,7 +8,7 @@ const Report = (() => {
   const drawers = {};
   // What a reader has chosen, such as the order of a table: it outlasts a refresh.
   const chosen = new Map();
-  const observers = [];
+  const charts = [];
   const place = (id) => document.getElementById(id);
 
   /* An element. attributes: properties by name, with "class", "data", "aria", "on" (listeners) and "style" (custom
@@ -176,15 +176,13 @@ const Report = (() => {
   value is what it sorts by and, without cell, shows; sort: {column (its name), descending} to begin with; filter: a
   label of a field that finds rows by their text; rowAttributes(row): of a row's element. key: unique in the page. */
   function table({ key, caption, columns, rows, sort = null, filter = null, rowAttributes = () => ({}) }) {
-    const [order, setOrder] = choice(`${key}/order`, sort);
-    const state = { order, all: false, text: "" };
+    const [state] = choice(`${key}/state`, { order: sort, all: false, text: "" });
     const body = element("tbody");
     const heads = columns.map((column) => {
       const button = element("button", { type: "button", title: column.title ?? null }, column.name);
       button.addEventListener("click", () => {
         const again = state.order?.column === column.name;
         state.order = { column: column.name, descending: again ? !state.order.descending : Boolean(column.number) };
-        setOrder(state.order);
         fill();
       });
       return element("th", { scope: "col", class: column.number ? "number" : null }, button);
@@ -226,7 +224,7 @@ const Report = (() => {
 
     fill();
     const made = element("table", { id: key }, caption ? element("caption", {}, caption) : null, element("thead", {}, element("tr", {}, heads)), body);
-    const field = filter && element("input", { type: "search", on: { input: (event) => { state.text = event.target.value; fill(); } } });
+    const field = filter && element("input", { type: "search", value: state.text, on: { input: (event) => { state.text = event.target.value; fill(); } } });
     return element("div", {}, field && element("div", { class: "controls" }, element("label", {}, filter, field)), element("div", { class: "scroll", tabindex: 0 }, made), more);
   }
 
@@ -242,12 +240,13 @@ const Report = (() => {
       const made = options(width);
       figure.replaceChildren(made ? Plot.plot({ width, marginLeft: 55, ...made, style: { background: "none", color: "inherit", fontSize: "12px", ...made.style } }) : element("p", { class: "note" }, "nothing to draw"));
     }
-    const observer = new ResizeObserver(([entry]) => {
-      const now = Math.floor(entry.contentRect.width);
+    function fit() {
+      const now = figure.clientWidth;
       if (now && now !== width) { width = now; redraw(); }
-    });
+    }
+    const observer = new ResizeObserver(fit);
     observer.observe(figure);
-    observers.push(observer);
+    charts.push({ observer, fit });
     figure.redraw = redraw;
     return figure;
   }
@@ -281,36 +280,77 @@ const Report = (() => {
 
   // --- facts ---
 
+  /* Draws a page, or draws it again with newer facts: what a reader has scrolled to, opened or is typing stays. */
   function show(facts) {
-    for (const observer of observers.splice(0)) observer.disconnect();
-    const top = scrollY;
+    for (const { observer } of charts.splice(0)) observer.disconnect();
+    const restore = remember();
     for (const id of ["head", "contents", "main"]) place(id).replaceChildren();
     document.title = facts.title;
     place("foot").replaceChildren(`slurmtrain ${facts.version}`);
     drawers[facts.kind](facts);
-    scrollTo(0, top);
+    // Now, not when the observers notice: without charts the page would be too short to scroll to where it was.
+    for (const { fit } of charts) fit();
+    restore();
     document.documentElement.dataset.drawn = facts.as_of;
+    document.documentElement.dataset.revision = facts.revision ?? "";
+  }
+
+  /* Elements by their section, and their place among others of its kind there: the same ones after another drawing. */
+  function landmarks(selector) {
+    const found = new Map();
+    for (const section of document.querySelectorAll("section")) {
+      [...section.querySelectorAll(selector)].forEach((each, index) => found.set(`${section.id} ${index}`, each));
+    }
+    return found;
+  }
+
+  /* What the reader looks at and does; returns a function that restores it. */
+  function remember() {
+    const anchor = [...document.querySelectorAll("section")].filter((section) => section.getBoundingClientRect().top <= innerHeight / 2).at(-1);
+    const offset = anchor?.getBoundingClientRect().top;
+    const scrolled = [...landmarks(".scroll, pre")].filter(([, each]) => each.scrollLeft || each.scrollTop).map(([name, each]) => [name, each.scrollLeft, each.scrollTop]);
+    const opened = [...landmarks("details")].map(([name, each]) => [name, each.open]);
+    const fields = "input, select, button, a";
+    const active = document.activeElement;
+    const [focused] = [...landmarks(fields)].find(([, each]) => each === active) ?? [];
+    const selection = active?.type === "search" ? [active.selectionStart, active.selectionEnd] : null;
+    return () => {
+      const details = landmarks("details");
+      for (const [name, open] of opened) if (details.has(name)) details.get(name).open = open;
+      const boxes = landmarks(".scroll, pre");
+      for (const [name, left, top] of scrolled) boxes.get(name)?.scrollTo(left, top);
+      const field = focused && landmarks(fields).get(focused);
+      field?.focus({ preventScroll: true });
+      if (selection && field?.type === "search") field.setSelectionRange(...selection);
+      const now = anchor && document.getElementById(anchor.id);
+      if (now && scrollY) scrollBy(0, now.getBoundingClientRect().top - offset);
+    };
   }
 
   async function refresh() {
     const source = place("facts").dataset.source;
     if (!source) return show(JSON.parse(place("facts").textContent));
     const answer = await fetch(source, { headers: { accept: "application/json" } });
-    if (!answer.ok) throw new Error(`${source}: ${answer.status} ${answer.statusText}`);
-    return show(await answer.json());
+    if (answer.ok) return show(await answer.json());
+    // What is wrong, in a sentence.
+    const { problem } = await answer.json().catch(() => ({}));
+    throw new Error(problem ?? `${source}: ${answer.status} ${answer.statusText}`);
   }
 
   function failed(error) {
-    place("main").prepend(element("p", { class: "note", role: "alert" }, `The page cannot be drawn: ${error}`));
+    place("main").prepend(element("p", { class: "note", role: "alert" }, `The page cannot be drawn: ${error.message}`));
     console.error(error);
   }
 
   try { setTheme(THEMES.includes(localStorage.getItem("slurmtrain-theme")) ? localStorage.getItem("slurmtrain-theme") : "auto"); } catch { setTheme("auto"); }
-  document.addEventListener("DOMContentLoaded", () => refresh().catch(failed));
+  /* Fulfilled once the page was drawn, or could not be. */
+  const ready = new Promise((resolve) => {
+    document.addEventListener("DOMContentLoaded", () => refresh().catch(failed).then(resolve));
+  });
 
   return {
     draws: (kind, draw) => { drawers[kind] = draw; },
-    refresh, element, section, head, facts, tiles, select, tick, choice, table, runsTable, link, chart, legend,
+    refresh, ready, element, section, head, facts, tiles, select, tick, choice, table, runsTable, link, chart, legend,
     series, time, format, known,
   };
 })();

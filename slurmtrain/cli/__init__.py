@@ -58,7 +58,7 @@ COMMANDS = {
 # How --help groups the commands, also those of plug-ins: what people do most first.
 SECTIONS = {
     "Start runs": "submit render resume rerun",
-    "Look at runs": "status why show logs top plot report ui",
+    "Look at runs": "status why show logs top plot report serve ui",
     "Compare runs": "compare best diff",
     "Steer runs": "cancel wait",
     "Checkpoints": "checkpoint checkpoints verify prune export",
@@ -77,8 +77,12 @@ _OTHER_WORDS = {
     for words, instead in (
         ("ls list ps squeue queue runs jobs", "'slurmtrain status' lists runs"),
         ("htop monitor tui", "'slurmtrain top' is a live page of all runs"),
-        ("mlflow web dashboard browse open", "'slurmtrain ui' shows runs in MLflow"),
+        ("mlflow open", "'slurmtrain ui' shows runs in MLflow"),
         ("html page", "'slurmtrain report RUN' writes a page about a run"),
+        (
+            "web dashboard browse site http",
+            "'slurmtrain serve' shows live pages of all runs, 'slurmtrain ui' curves in MLflow",
+        ),
         ("prometheus exporter grafana", "'slurmtrain metrics' exports the state of all runs to Prometheus"),
         ("stop kill scancel abort terminate down", "'slurmtrain cancel RUN' ends a run"),
         ("run start sbatch launch train up", "'slurmtrain submit SPEC' starts one"),

@@ -6,5 +6,6 @@ COMMANDS = {
     "export": ("slurmtrain.plugins.export", "Write the model of a checkpoint to a single file."),
     "metrics": ("slurmtrain.plugins.prometheus", "Export the state of all runs to Prometheus."),
     "report": ("slurmtrain.plugins.report", "Write a page about a run, a sweep or many runs."),
+    "serve": ("slurmtrain.plugins.serve", "Show live pages of runs, in a browser."),
     "drill": ("slurmtrain.plugins.drill", "Inject faults into runs of a spec, and check that they recover."),
 }

@@ -141,3 +141,16 @@ def _reveal(needed: Path) -> list[str]:
     """A prefix for commands to which everything in a directory must be visible; empty if it is."""
     closed = [place for place in needed.resolve().parents if not place.stat().st_mode & 0o001]
     return ["unshare", "--mount", "sh", "-c", _REVEAL, "sh", str(closed[-1]), str(needed.resolve())] if closed else []
+
+
+def status_for_another(address: str) -> str | None:
+    """The status of HTTP that another account of this machine gets; None where no test can act as one."""
+    if os.geteuid() != 0:
+        return None
+    code = (
+        "import sys, urllib.error, urllib.request\n"
+        "try: print(urllib.request.urlopen(sys.argv[1]).status)\n"
+        "except urllib.error.HTTPError as error: print(error.code)"
+    )
+    with people(BOB) as (ground, [bob]):
+        return bob.run(sys.executable, "-c", code, address, cwd=ground).stdout.strip()

@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 
 import psutil
 import pytest
-from helpers.accounts import BOB, people
+from helpers.accounts import status_for_another
 from helpers.browser import browser
 from helpers.rare import rare
 from helpers.simulated_run import SimulatedRun
@@ -79,19 +79,6 @@ def ask(address: str, method: str, host: str = "", **data: Any) -> Any:
         return json.load(answer)
 
 
-def as_somebody_else(address: str) -> str | None:
-    """The status that another account of this machine gets; None where no test can act as one."""
-    if os.geteuid() != 0:
-        return None
-    code = (
-        "import sys, urllib.error, urllib.request\n"
-        "try: print(urllib.request.urlopen(sys.argv[1]).status)\n"
-        "except urllib.error.HTTPError as error: print(error.code)"
-    )
-    with people(BOB) as (ground, [bob]):
-        return bob.run(sys.executable, "-c", code, address.partition("/#")[0], cwd=ground).stdout.strip()
-
-
 def free_ports() -> tuple[int, int]:
     """Two ports in a row that nobody listens on."""
     while True:
@@ -125,7 +112,7 @@ def test_the_runs_of_an_experiment_are_shown_and_the_server_dies_with_the_comman
         listening = [
             each.laddr.ip for one in everybody for each in one.net_connections("inet") if each.status == "LISTEN"
         ]
-        refused = as_somebody_else(address)
+        refused = status_for_another(address.partition("/#")[0])
         process.kill()
         _, errors = process.communicate(timeout=60)
         until(lambda: have_ended(servers), "the end of the server")

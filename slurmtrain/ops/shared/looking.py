@@ -60,13 +60,15 @@ class Looker(Generic[T]):
     All looks are to be made in one thread: a registry is not shared between threads.
     """
 
-    def __init__(self, config: Config, make: Make[T]) -> None:
+    def __init__(self, config: Config, make: Make[T], patience_s: float | None = None) -> None:
         """Nothing has been looked at.
 
         Args:
             config: The runs root.
             make: Makes what is kept of a run, each time that it has changed.
+            patience_s: How long Slurm may take to answer; None: as long as needed.
         """
+        self._patience_s = patience_s
         self._config = config
         self._make = make
         self._kept: dict[str, _KeptRun[T]] = {}
@@ -101,6 +103,7 @@ class Looker(Generic[T]):
         """Open the registry, maybe again. What the workspace warns about, such as a registry that fails, lasts."""
         self._warnings: list[str] = []
         self.workspace = Workspace(self._config, looks_again=True, warn=self._warnings.append, note=self._note)
+        self.workspace.patience_s = self._patience_s
         self._opened_at = time.monotonic()
 
     def _note(self, text: str) -> None:

@@ -114,7 +114,7 @@ def run_of(
         for attempt in sorted(attempts, key=lambda attempt: int(attempt["number"]))
     ]
     # Whoever sorts nodes by their numbers must not be the first to notice.
-    if not all(node.isdigit() for attempt in ordered for node in attempt.hosts):
+    if not all(node.isdigit() for attempt in ordered for node in (*attempt.hosts, *attempt.partitions)):
         raise ValueError("hosts without the numbers of their nodes")
     run = RUNS.read(
         row,

@@ -19,6 +19,7 @@ _PRICE = kinds.finite_number(0)
 # Slurm takes other names too, but none with a comma, which separates partitions.
 _PARTITION = re.compile(r"[^\s,\x00-\x1f\x7f]+")
 _MOST_OF_CURRENCY = 12
+_GPUS = "gpus_per_node"
 
 
 def _check_partition(name: object) -> None:
@@ -146,25 +147,32 @@ def node_kinds(resources: Mapping[str, Any]) -> list[NodeKind]:
     """The kinds of nodes that a run asks for: one, or one for each component, in the order of their nodes.
 
     Args:
-        resources: The ``resources`` of its spec, as plain data.
+        resources: The ``resources`` of its spec, as plain data; a journal may hold anything there.
     """
     from slurmtrain.model.experiment.slurm_options import canonical_option
 
-    kinds_of_nodes: list[NodeKind] = []
-    first = 0
-    for each in resources.get("components") or ():
-        gpus = each.get("gpus_per_node")
-        options = {canonical_option(str(name)): value for name, value in (each.get("slurm") or {}).items()}
-        partition = options.get("partition")
-        own = _gpus_of(each if isinstance(gpus, int) else resources)
-        kinds_of_nodes.append(NodeKind(first, int(each["nodes"]), *own, str(partition) if partition else None))
-        first += kinds_of_nodes[-1].count
-    return kinds_of_nodes or [NodeKind(0, 1, *_gpus_of(resources), None)]
+    alike: list[NodeKind] = []
+    components = resources.get("components")
+    for each in components if isinstance(components, list | tuple) else ():
+        nodes = each.get("nodes") if isinstance(each, Mapping) else None
+        if isinstance(nodes, int) and nodes > 0:
+            options = each.get("slurm") if isinstance(each.get("slurm"), Mapping) else {}
+            partition = {canonical_option(str(name)): value for name, value in options.items()}.get("partition")
+            own = _gpus_of(each if isinstance(each.get(_GPUS), int) else resources)
+            first = alike[-1].first + alike[-1].count if alike else 0
+            alike.append(NodeKind(first, nodes, *own, str(partition) if partition else None))
+    return alike or [NodeKind(0, 1, *_gpus_of(resources), None)]
 
 
 def _gpus_of(resources: Mapping[str, Any]) -> tuple[int, str | None]:
-    gpus, gpu_type = resources.get("gpus_per_node"), resources.get("gpu_type")
+    gpus, gpu_type = resources.get(_GPUS), resources.get("gpu_type")
     return (gpus if isinstance(gpus, int) else 0), (str(gpu_type) if gpu_type else None)
+
+
+def gpus_of_node(resources: Mapping[str, Any]) -> float:
+    """How many GPUs a node of a run has, on average over its components. ``resources``: as for :func:`node_kinds`."""
+    alike = node_kinds(resources)
+    return sum(kind.count * kind.gpus for kind in alike) / sum(kind.count for kind in alike)
 
 
 def price_of_nodes(

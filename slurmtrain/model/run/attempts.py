@@ -202,6 +202,7 @@ def _changes_by_command(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
                 "without": tuple(submitting.without or ()),
                 "inherited": dict(submitting.inherited or {}),
                 "executor": submitting.executor,
+                "partition": submitting.partition or "",
                 "asked_by": submitting.by,
                 "policy": submitting.requeue,
                 "pack": runs if isinstance(runs, int) and runs > 1 else 1,
@@ -228,7 +229,9 @@ def _changes_by_job(attempt: Attempt, event: AnyEvent) -> dict[str, Any]:
         case agent_events.AgentStarted() as agent:
             # Slurm manages the processes of its own jobs.
             own = [agent.process] if agent.executor == "local" and agent.process else []
+            partition = {str(agent.node): agent.partition} if agent.partition else {}
             return {
+                "partitions": {**attempt.partitions, **partition},
                 "state": "running",
                 # A command may have been killed before it noted that the job was handed over.
                 "handed_over": True,

@@ -19,9 +19,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurmtrain.errors import NoPrice
-from slurmtrain.model.experiment.prices import LOCAL, NodeKind, Prices, node_kinds, price_of_nodes
-from slurmtrain.model.run.accounting import PLANNED, mean_gpus, mean_nodes, place_of
-from slurmtrain.model.run.events.command_events import Submitting
+from slurmtrain.model.experiment.prices import LOCAL, NodeKind, Prices, gpus_of_node, node_kinds, price_of_nodes
+from slurmtrain.model.run.accounting import PLANNED, mean_nodes
 from slurmtrain.model.run.run import CAUSES, GROW, Attempt, Run
 
 KEPT = ("training", "saving", "starting", "stopping")
@@ -162,43 +161,24 @@ def _sums(amounts: Sequence[Mapping[str, float] | None]) -> dict[str, float] | N
     return total
 
 
-def charges_of(
-    run: Run,
-    submissions: Mapping[int, Submitting],
-    resources: Mapping[str, Any],
-    prices: Prices | None,
-    partitions: Mapping[str, Mapping[int, str]],
-) -> list[Charges]:
+def charges_of(run: Run, prices: Prices | None) -> list[Charges]:
     """What each attempt of a run took, in order.
 
     Args:
         run: The run.
-        submissions: Its submissions, by number: a ``resume`` may have changed what an attempt is given.
-        resources: The ``resources`` of its spec when it was created.
         prices: The prices; None: there are none.
-        partitions: The partitions of nodes, by attempt's key and number of the node, where their agents know them.
     """
-    result = []
-    for attempt, seconds in zip(run.attempts, seconds_by_purpose(run.attempts), strict=True):
-        submitting = submissions.get(attempt.submission)
-        if submitting is not None and submitting.resources is not None:
-            resources = submitting.resources
-        place = place_of(run, attempt, submissions)
-        submitted_to = [LOCAL] if place.executor == "local" else [name for name in place.partition.split(",") if name]
-        charge = _Charge(attempt, seconds, resources, partitions.get(attempt.key, {}), submitted_to)
-        result.append(charge.at(prices))
-    return result
+    by_attempt = zip(run.attempts, seconds_by_purpose(run.attempts), strict=True)
+    return [_Charge(attempt, seconds, attempt.executor or run.executor).at(prices) for attempt, seconds in by_attempt]
 
 
 @dataclass(frozen=True, slots=True)
 class _Charge:
-    """An attempt with its ``seconds`` by purpose. ``noted``: partitions by node; ``submitted_to``: where it may be."""
+    """An attempt with its ``seconds`` by purpose. ``executor``: slurm or local."""
 
     attempt: Attempt
     seconds: Mapping[str, float]
-    resources: Mapping[str, Any]
-    noted: Mapping[int, str]
-    submitted_to: Sequence[str]
+    executor: str
 
     @property
     def shares(self) -> tuple[float, float]:
@@ -208,12 +188,14 @@ class _Charge:
 
     def partitions_of(self, kind: NodeKind) -> Sequence[str]:
         """The partitions that nodes of a ``kind`` may have been in."""
-        nodes = [name for node, name in self.noted.items() if kind.first <= node < kind.first + kind.count]
+        if self.executor == LOCAL:
+            return [LOCAL]
+        noted = self.attempt.partitions
+        own = {name for node, name in noted.items() if kind.first <= int(node) < kind.first + kind.count}
         # Without components, all nodes are of one kind, however many there are.
-        noted = nodes or list(self.noted.values())[:1]
-        if noted:
-            return sorted(set(noted))
-        return kind.partition.split(",") if kind.partition else self.submitted_to
+        if noted and not self.attempt.resources.get("components"):
+            own = set(noted.values())
+        return sorted(own) or [name for name in (kind.partition or self.attempt.partition).split(",") if name]
 
     def at(self, prices: Prices | None) -> Charges:
         """What it took, at these ``prices``."""
@@ -224,7 +206,7 @@ class _Charge:
             hours=sum(hours.values()),
             waiting_s=self.attempt.spent.get("queue", 0.0),
             node_hours=_times(hours, nodes * of_nodes),
-            gpu_hours=_times(hours, nodes * of_gpus * mean_gpus(self.resources)),
+            gpu_hours=_times(hours, nodes * of_gpus * gpus_of_node(self.attempt.resources)),
             interruptions=dict(interruptions_of(self.attempt)),
         )
         if prices is None:
@@ -232,14 +214,14 @@ class _Charge:
         if not charges.hours:
             return replace(charges, money=_times(hours, 0.0), on_demand=_times(hours, 0.0))
         try:
-            rate = nodes * price_of_nodes(prices, self.resources, self.partitions_of, self.shares)
+            rate = nodes * price_of_nodes(prices, self.attempt.resources, self.partitions_of, self.shares)
             charges = replace(charges, money=_times(hours, rate))
             if (reference := prices.on_demand) is None:
                 return charges
-            on_demand = nodes * price_of_nodes(prices, self.resources, lambda _: [reference], self.shares)
+            on_demand = nodes * price_of_nodes(prices, self.attempt.resources, lambda _: [reference], self.shares)
         except NoPrice as error:
             return replace(charges, problem=str(error))
-        is_on_demand = all(self.partitions_of(kind) == [reference] for kind in node_kinds(self.resources))
+        is_on_demand = all(self.partitions_of(kind) == [reference] for kind in node_kinds(self.attempt.resources))
         both = (rate * charges.hours, on_demand * charges.hours)
         return replace(charges, on_demand=_times(hours, on_demand), outside=(0.0, 0.0) if is_on_demand else both)
 

@@ -83,12 +83,12 @@ class RunBuilder:
         cancelled_at = [cancel.time for cancel in cancels]
         ordered, started = _begun(facts, progress, cancelled_at)
         checkpoints = self._checkpoints.checkpoints(ordered)
-        attempts = accounted(ordered, started, progress, checkpoints)
+        created = next(iter(select(events, command_events.RunCreated)), None)
+        origin = created.payload if created else command_events.RunCreated()
+        attempts = _with_resources(accounted(ordered, started, progress, checkpoints), origin, events)
         newest = attempts[-1] if attempts else None
         # A metric that the newest attempt has not logged yet keeps its earlier value.
         logged = [progress[attempt.key].metrics for attempt in attempts if attempt.key in progress]
-        created = next(iter(select(events, command_events.RunCreated)), None)
-        origin = created.payload if created else command_events.RunCreated()
         mlflow = select(events, command_events.MlflowRunLinked)
         totals = [event.payload.total_steps for event in events if isinstance(event.payload, _WITH_TOTALS)]
         unstarted = select(events, command_events.Unstarted)
@@ -227,6 +227,19 @@ def _newest_settings(
     }
     numbers = (attempt.submission for attempt in reversed(attempts))
     return next((restated[number] for number in numbers if number in restated), origin)
+
+
+def _with_resources(
+    attempts: Sequence[Attempt], origin: command_events.RunCreated, events: Sequence[AnyEvent]
+) -> list[Attempt]:
+    """The attempts, in order, with the resources that each was given: a submission that states none repeats them."""
+    submissions = (event.payload for event in select(events, command_events.Submitting))
+    stated = {each.submission: each.resources for each in submissions if each.resources is not None}
+    resources, result = origin.resources, []
+    for attempt in attempts:
+        resources = stated.get(attempt.submission, resources)
+        result.append(replace(attempt, resources=resources))
+    return result
 
 
 def with_state(run: Run) -> Run:

@@ -124,6 +124,12 @@ class Attempt:
     inherited: Mapping[str, str] = field(default_factory=dict)
     """The variables of the shell that submitted it which count beside the spec, by name."""
     executor: str = ""
+    partition: str = ""
+    """The partition that it was submitted to, or several, separated by commas; empty: none, or unknown."""
+    partitions: Mapping[str, str] = field(default_factory=dict)
+    """The partition that each node is in, by the node's number, where its agent knows."""
+    resources: Mapping[str, Any] = field(default_factory=dict)
+    """The spec's ``resources`` in it."""
     asked_by: str = "submit"
     """The command that started it: ``sync`` for an automatic restart."""
     pack: int = 1

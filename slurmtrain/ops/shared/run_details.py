@@ -133,6 +133,7 @@ def attempt_json(attempt: Attempt) -> dict[str, Any]:
         "cause": attempt.cause,
         "reason": attempt.reason,
         "nodes": attempt.nodes,
+        "partition": ",".join(sorted(set(attempt.partitions.values()))) or attempt.partition or None,
         "submitted_at": iso(attempt.submitted_at),
         "started_at": iso(attempt.started_at),
         "ended_at": iso(attempt.ended_at),

@@ -81,6 +81,7 @@ class NodeStart:
                 executor=node.executor,
                 submission=node.submission,
                 attempt=node.attempt,
+                partition=node.partition or None,
             )
         )
         if not is_first:

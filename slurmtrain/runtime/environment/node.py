@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -26,11 +27,15 @@ if TYPE_CHECKING:
     from slurmtrain.model.interruption.interval import InterruptionStats
 
 
+# Begins the names of variables with the nodes of components, before the component's number.
+_COMPONENT_NODES = "SLURM_JOB_NODELIST_HET_GROUP_"
+
+
 def expected_hosts(nodes: int) -> dict[int, str]:
     """Slurm's names for an attempt's nodes, for nodes that never report one; empty if Slurm does not give them."""
     # The nodes of a step are sorted by name, even if another component's come first.
     count = os.environ.get("SLURM_HET_SIZE", "")
-    names = [f"SLURM_JOB_NODELIST_HET_GROUP_{number}" for number in range(int(count))] if count.isdecimal() else ()
+    names = [f"{_COMPONENT_NODES}{number}" for number in range(int(count))] if count.isdecimal() else ()
     try:
         hosts = [
             host for name in names or ("SLURM_STEP_NODELIST",) for host in expand_hostlist(os.environ.get(name, ""))
@@ -44,7 +49,8 @@ def expected_hosts(nodes: int) -> dict[int, str]:
 class Node:
     """The node and attempt whose agent this process is. ``index`` counts from 0, of ``count`` nodes.
 
-    ``peers``: the names of all nodes; empty: as Slurm says (:func:`expected_hosts`).
+    ``peers``: the names of all nodes; empty: as Slurm says (:func:`expected_hosts`). ``partition``: its job's, or its
+    component's in a heterogeneous job; empty: unknown, or a local job.
     """
 
     index: int
@@ -56,6 +62,7 @@ class Node:
     submission: int
     launch: Launch
     peers: tuple[str, ...] = ()
+    partition: str = ""
 
     @property
     def hosts(self) -> dict[int, str]:
@@ -105,17 +112,32 @@ def this_node(submission: SubmissionDir) -> Node:
     if launch.pack is not None:
         # Each run of a pack has an agent of its own, on the job's only node.
         index, count = "0", "1"
+    # Slurm's name for a node may differ from its host name, and only Slurm's name can be excluded.
+    host = (None if local else environ.get("SLURMD_NODENAME")) or socket.gethostname()
     return Node(
         index=int(index),
         count=int(count),
-        # Slurm's name for a node may differ from its host name, and only Slurm's name can be excluded.
-        host=(None if local else environ.get("SLURMD_NODENAME")) or socket.gethostname(),
+        host=host,
         job_id=job_id,
         restart=int(restart),
         executor="local" if local else "slurm",
         submission=submission.number,
         launch=launch,
+        partition="" if local else _partition_of(environ, host),
     )
+
+
+def _partition_of(environ: Mapping[str, str], host: str) -> str:
+    """The partition of a node's job, or of the component that the node is of; empty if Slurm does not say."""
+    if "SLURM_HET_SIZE" not in environ:
+        return environ.get("SLURM_JOB_PARTITION", "")
+    for name, nodes in environ.items():
+        if name.startswith(_COMPONENT_NODES):
+            with contextlib.suppress(ValueError):
+                if host in expand_hostlist(nodes):
+                    group = name.removeprefix(_COMPONENT_NODES)
+                    return environ.get(f"SLURM_JOB_PARTITION_HET_GROUP_{group}", "")
+    return ""
 
 
 def slurm_job_id(environ: Mapping[str, str]) -> str:

@@ -19,7 +19,7 @@ from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.store import Spare, Store, open_engine
 
 # Of the tables of this version: whoever changes them raises the version.
-TABLES = (14, "17b94d5e04dca8d3")
+TABLES = (15, "61f55085f64b66dc")
 UNKNOWN: dict[str, Any] = {"settled": True, "scanned": (), "revision": 0}
 
 

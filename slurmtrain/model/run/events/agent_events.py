@@ -40,6 +40,9 @@ class AgentStarted(Payload):
     """Which submission started it."""
     attempt: int = 0
     """The number of the attempt."""
+    # A job may be submitted to several partitions, whose prices differ.
+    partition: str | None = field(default=None, metadata=OMIT_NONE)
+    """The partition that the node's job is in."""
 
 
 @payload("waiting")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -92,31 +93,29 @@ def preempted_run() -> SimulatedRun:
     return run
 
 
-def costs_of(run: Run, prices: Prices | None, partition: str = "spot", **submitting: Any) -> list[Charges]:
-    """What each attempt of a ``run`` took, submitted to a ``partition``."""
-    submissions = {
-        0: Submitting(partition=partition, executor="slurm"),
-        1: Submitting(partition=partition, **submitting),
-    }
-    return charges_of(run, submissions, run.resources, prices, {})
+def spent(charges: Charges) -> float:
+    """What all of it cost."""
+    assert charges.money is not None, charges.problem
+    return sum(charges.money.values())
 
 
 def attempt(number: int = 1, cause: str | None = "completed", pack: int = 1, **facts: Any) -> Attempt:
     """An attempt on a node that trained for an hour, unless ``facts`` say something else."""
-    facts = {"hosts": {"0": "n0"}, "spent": {"train": 3600.0}, "executor": "slurm", **facts}
+    facts = {"hosts": {"0": "n0"}, "spent": {"train": 3600.0}, "executor": "slurm", "partition": "spot", **facts}
     state = {"completed": "completed", None: "running"}.get(cause, "failed")
     return Attempt(number=number, job_id="7", restart=number - 1, state=state, cause=cause, pack=pack, **facts)
 
 
 def run_of(*attempts: Attempt, **resources: Any) -> Run:
-    """A run with these ``attempts``."""
-    return Run(id="r", name="n", state="completed", reason="", executor="slurm", attempts=attempts, resources=resources)
+    """A run with these ``attempts``, each with these ``resources`` unless it has its own."""
+    of_run = [replace(each, resources=each.resources or resources) for each in attempts]
+    return Run(id="r", name="n", state="completed", reason="", executor="slurm", attempts=of_run, resources=resources)
 
 
 def test_a_run_with_three_preemptions_costs_what_a_person_calculates_by_hand() -> None:
     run = preempted_run().run
     assert [each.cause for each in run.attempts] == ["preempted", "preempted", "preempted", "completed"]
-    charges = add_up(costs_of(run, read_prices()))
+    charges = add_up(charges_of(run, read_prices()))
     cost = cost_json(charges, "EUR")
 
     # Of the first start: 40 s of start, 20 s of preflight. Two nodes at 8 EUR cost 16 EUR for an hour of 3,600 s.
@@ -148,7 +147,7 @@ def test_a_run_with_three_preemptions_costs_what_a_person_calculates_by_hand() -
     assert cost["problem"] is None
 
     # Without prices: GPU-hours, and nothing to compare with.
-    unpriced = cost_json(add_up(costs_of(run, None)), None)
+    unpriced = cost_json(add_up(charges_of(run, None)), None)
     assert (unpriced["currency"], unpriced["unit"], unpriced["on_demand"]) == (None, "GPU-hours", None)
     assert unpriced["spent"] == pytest.approx(11_380 * 8 / 3600)
     assert unpriced["lost"] == pytest.approx(3285 * 8 / 3600)
@@ -232,37 +231,49 @@ def test_only_starts_that_interruptions_cause_are_lost() -> None:
 
 
 def test_each_attempt_is_charged_at_the_price_of_its_own_partition() -> None:
-    run = run_of(attempt(1, "preempted", submission=1), attempt(2, submission=2), gpus_per_node=2, gpu_type="a100")
-    submissions = {1: Submitting(partition="spot"), 2: Submitting(partition="gpu")}
-    first, second = charges_of(run, submissions, run.resources, read_prices(), {})
-    assert (sum((first.money or {}).values()), sum((second.money or {}).values())) == (8, 24)
-    total = cost_json(add_up([first, second]), "EUR")
+    resources = {"gpus_per_node": 2, "gpu_type": "a100"}
+    run = run_of(attempt(1, "preempted"), attempt(2, partition="gpu"), **resources)
+    charges = charges_of(run, read_prices())
+    assert [spent(each) for each in charges] == [8, 24]
+    total = cost_json(add_up(charges), "EUR")
     assert (total["spent"], total["on_demand"]) == (32, 24)
     # A resume gave it other GPUs, whose type has no price of its own.
-    submissions[2] = Submitting(partition="both", resources={"gpus_per_node": 3, "gpu_type": "h100"})
-    assert [sum((each.money or {}).values()) for each in charges_of(run, submissions, {}, read_prices(), {})] == [8, 7]
+    other = attempt(2, partition="both", resources={"gpus_per_node": 3, "gpu_type": "h100"})
+    assert [spent(each) for each in charges_of(run_of(attempt(1, "preempted"), other), read_prices())] == [8, 7]
     # What was on demand is compared with nothing.
-    cost = cost_json(add_up(costs_of(run, read_prices(), "ondemand", executor="slurm")), "EUR")
-    on_demand = run_of(attempt(submission=1))
-    cost = cost_json(add_up(costs_of(on_demand, read_prices(), "ondemand")), "EUR")
+    cost = cost_json(add_up(charges_of(run_of(attempt(partition="ondemand")), read_prices())), "EUR")
     assert (cost["on_demand"], cost["saved_by_spot"], cost["break_even_interruptions_per_hour"]) == (12, None, None)
 
 
-def test_runs_that_share_a_job_pay_their_share_of_it() -> None:
-    def spent(partition: str, **facts: Any) -> float:
-        run = run_of(attempt(submission=1, **facts), gpus_per_node=1)
-        return sum((add_up(costs_of(run, read_prices(on_demand=None), partition)).money or {}).values())
+def test_the_events_of_a_run_say_where_each_attempt_was_and_what_it_was_given() -> None:
+    run = SimulatedRun().created(resources={"gpus_per_node": 1, "gpu_type": "a100"})
+    run.submitted(partition="both,gpu", requeue={"enabled": True}).started(partition="gpu").stopped()
+    run.node("requeue", cause="preempted").node("agent", 0, 1, node=0, nodes=1, host="n0", executor="slurm")
+    first, second = run.run.attempts
+    assert (first.partitions, second.partitions) == ({"0": "gpu"}, {})
+    assert first.partition == second.partition == "both,gpu"
+    assert first.resources == {"gpus_per_node": 1, "gpu_type": "a100"}
+    run.job = "8"
+    run.submitted(2, by="resume", command="c", resources={"gpus_per_node": 0}, partition="spot").started(submission=2)
+    assert [each.resources["gpus_per_node"] for each in run.run.attempts] == [1, 1, 0]
+    assert run.newest.partition == "spot"
 
-    assert (spent("spot"), spent("spot", pack=4), spent("spot", pack=4, share_gpu=True)) == (8, 2, 2)
+
+def test_runs_that_share_a_job_pay_their_share_of_it() -> None:
+    def shared(partition: str, **facts: Any) -> float:
+        run = run_of(attempt(partition=partition, **facts), gpus_per_node=1)
+        return spent(add_up(charges_of(run, read_prices(on_demand=None))))
+
+    assert (shared("spot"), shared("spot", pack=4), shared("spot", pack=4, share_gpu=True)) == (8, 2, 2)
     # Each has a GPU of its own, unless they share that too.
-    assert (spent("gpu", pack=4), spent("gpu", pack=4, share_gpu=True)) == (4, 1)
-    assert (spent("both"), spent("both", pack=2), spent("both", pack=2, share_gpu=True)) == (3, 2.5, 1.5)
+    assert (shared("gpu", pack=4), shared("gpu", pack=4, share_gpu=True)) == (4, 1)
+    assert (shared("both"), shared("both", pack=2), shared("both", pack=2, share_gpu=True)) == (3, 2.5, 1.5)
 
 
 def test_nodes_that_join_later_cost_from_then_on() -> None:
     joined = {"at": 1900.0, "cause": "grow", "joined": [1]}
-    grown = attempt(started_at=100.0, submission=1, hosts={"0": "n0", "1": "n1"}, restarts=[joined])
-    cost = cost_json(add_up(costs_of(run_of(grown), read_prices())), "EUR")
+    grown = attempt(started_at=100.0, hosts={"0": "n0", "1": "n1"}, restarts=[joined])
+    cost = cost_json(add_up(charges_of(run_of(grown), read_prices())), "EUR")
     # Half of its hour on one node, half on two.
     assert (cost["spent"], cost["on_demand"], cost["node_hours"], cost["interruptions"]) == (12, 18, 1.5, 0)
 
@@ -273,17 +284,30 @@ def test_components_cost_what_each_of_their_partitions_costs() -> None:
         {"nodes": 2, "gpus_per_node": 2, "gpu_type": "a100", "slurm": {"--partition": "gpu"}},
         {"nodes": 1, "gpus_per_node": 2, "gpu_type": "a100"},
     ]
-    hosts = {str(node): f"n{node}" for node in range(4)}
-    run = run_of(attempt(submission=1, hosts=hosts), components=components, gpus_per_node=0)
-    [charges] = costs_of(run, read_prices(), "both")
+    facts = {"hosts": {str(node): f"n{node}" for node in range(4)}, "partition": "both"}
+    resources = {"components": components, "gpus_per_node": 0}
+    [charges] = charges_of(run_of(attempt(**facts), **resources), read_prices())
     # One node at 8 EUR, four GPUs at 12 EUR, and one node at 1 EUR with two GPUs at 2 EUR.
-    assert sum((charges.money or {}).values()) == pytest.approx(8 + 48 + 5)
+    assert spent(charges) == pytest.approx(8 + 48 + 5)
     assert sum((charges.on_demand or {}).values()) == pytest.approx(4 * 12)
-    assert sum(charges.gpu_hours.values()) == 6 == 4 * mean_gpus(run.resources)
+    assert sum(charges.gpu_hours.values()) == 6 == 4 * mean_gpus(resources)
     # The agents of its nodes know better.
-    noted = {run.attempts[0].key: {0: "spot", 1: "spot", 2: "spot", 3: "spot"}}
-    [charges] = charges_of(run, {}, run.resources, read_prices(), noted)
-    assert sum((charges.money or {}).values()) == pytest.approx(32)
+    noted = {"0": "spot", "1": "both", "2": "both", "3": "gpu"}
+    [charges] = charges_of(run_of(attempt(**facts, partitions=noted), **resources), read_prices())
+    assert spent(charges) == pytest.approx(8 + 2 * 5 + 2 * 12)
+
+
+@given(st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=3),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["components", "nodes", "gpus_per_node", "gpu_type", "slurm", "partition"]), inner, max_size=4
+    ),
+    max_leaves=12,
+))  # fmt: skip
+def test_resources_may_be_anything_that_a_journal_holds(resources: Any) -> None:
+    run = run_of(attempt(), **(resources if isinstance(resources, dict) else {"components": [resources]}))
+    cost = cost_json(add_up(charges_of(run, read_prices())), "EUR")
+    assert cost["problem"] or cost["spent"] >= 0
 
 
 @pytest.mark.parametrize(
@@ -292,7 +316,7 @@ def test_components_cost_what_each_of_their_partitions_costs() -> None:
         ("other", {}, "partition other has no price: prices.partitions.other"),
         ("gpu", {}, "partition gpu has no price for nodes without GPUs: prices.partitions.gpu.node_hour"),
         ("", {}, "its partition is unknown, and so is its price"),
-        ("spot,both", {}, "which of the partitions spot, both it had is unknown, and their prices differ"),
+        ("both,spot", {}, "which of the partitions both, spot it had is unknown, and their prices differ"),
         ("spot,twin", {}, None),
         (
             "gpu",
@@ -310,8 +334,7 @@ def test_a_price_that_is_missing_is_named_and_never_guessed(
     partition: str, resources: dict[str, Any], problem: str | None
 ) -> None:
     prices = read_prices(partitions={**PRICES["partitions"], "gpu": {"gpu_hour": {"a100": 12}}})  # type: ignore[dict-item]
-    run = run_of(attempt(submission=1), **resources)
-    cost = cost_json(add_up(costs_of(run, prices, partition)), "EUR")
+    cost = cost_json(add_up(charges_of(run_of(attempt(partition=partition), **resources), prices)), "EUR")
     assert cost["problem"] == problem
     unit = "GPU-hours" if resources else "node-hours"
     if problem is not None:
@@ -322,25 +345,24 @@ def test_a_price_that_is_missing_is_named_and_never_guessed(
 
 def test_without_a_price_on_demand_there_is_nothing_to_compare_with() -> None:
     prices = read_prices(on_demand="gpu")
-    cost = cost_json(add_up(costs_of(run_of(attempt(submission=1)), prices)), "EUR")
+    cost = cost_json(add_up(charges_of(run_of(attempt()), prices)), "EUR")
     assert (cost["spent"], cost["on_demand"], cost["saved_by_spot"]) == (8, None, None)
     assert cost["problem"] == "partition gpu has no price for nodes without GPUs: prices.partitions.gpu.node_hour"
     # Nobody has asked for the comparison.
-    cost = cost_json(add_up(costs_of(run_of(attempt(submission=1)), read_prices(on_demand=None))), "EUR")
+    cost = cost_json(add_up(charges_of(run_of(attempt()), read_prices(on_demand=None))), "EUR")
     assert (cost["spent"], cost["on_demand"], cost["problem"]) == (8, None, None)
 
 
 def test_a_run_of_this_machine_costs_what_local_says() -> None:
-    run = run_of(attempt(executor="local"))
-    [charges] = charges_of(run, {}, {}, read_prices(), {})
-    assert sum((charges.money or {}).values()) == 0.5
-    prices = read_prices(partitions={"ondemand": {"node_hour": 12}})
-    [charges] = charges_of(run, {}, {}, prices, {})
+    run = run_of(attempt(executor="local", partition=""))
+    [charges] = charges_of(run, read_prices())
+    assert spent(charges) == 0.5
+    [charges] = charges_of(run, read_prices(partitions={"ondemand": {"node_hour": 12}}))
     assert charges.problem == "this machine has no price: prices.partitions.local"
 
 
 def test_a_run_that_waits_has_cost_nothing_wherever_it_waits() -> None:
-    run = run_of(attempt(1, None, spent={"queue": 60.0}, submission=1))
-    cost = cost_json(add_up(costs_of(run, read_prices(), "other")), "EUR")
+    run = run_of(attempt(1, None, spent={"queue": 60.0}, partition="other"))
+    cost = cost_json(add_up(charges_of(run, read_prices())), "EUR")
     assert (cost["spent"], cost["waiting_seconds"], cost["problem"], cost["currency"]) == (0, 60, None, "EUR")
     assert cost_json(add_up([]), "EUR")["spent"] == 0

@@ -53,7 +53,12 @@ def node(monkeypatch: pytest.MonkeyPatch, environ: dict[str, str], launch: Launc
 
 
 ARRAY = {"SLURM_ARRAY_JOB_ID": "4700", "SLURM_ARRAY_TASK_ID": "3", "SLURM_RESTART_COUNT": "1"}
-LOCAL_NODE = {"index": 1, "count": 2, "job_id": "local-abc", "restart": 0, "executor": "local"}
+LOCAL_NODE = {"index": 1, "count": 2, "job_id": "local-abc", "restart": 0, "executor": "local", "partition": ""}
+COMPONENTS = {
+    "SLURM_HET_SIZE": "2", "SLURM_JOB_PARTITION": "cpu",
+    "SLURM_JOB_NODELIST_HET_GROUP_0": "a1", "SLURM_JOB_PARTITION_HET_GROUP_0": "cpu",
+    "SLURM_JOB_NODELIST_HET_GROUP_1": "b[1-3]", "SLURM_JOB_PARTITION_HET_GROUP_1": "gpu",
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -66,9 +71,15 @@ LOCAL_NODE = {"index": 1, "count": 2, "job_id": "local-abc", "restart": 0, "exec
         ({"SLURM_JOB_ID": "4711", "SLURM_NODEID": "1", "SLURM_NNODES": "3"}, {"count": 3}),
         ({**SLURM, "SLURM_RESTART_COUNT": "2"}, {"restart": 2, "attempt": 5}),
         ({**SLURM, **ARRAY}, {"job_id": "4700_3", "restart": 1}),
+        ({**SLURM, "SLURM_JOB_PARTITION": "spot"}, {"partition": "spot"}),
+        # In a heterogeneous job, the first variable is the first component's.
+        ({**SLURM, **COMPONENTS, "SLURMD_NODENAME": "b2"}, {"partition": "gpu"}),
+        ({**SLURM, **COMPONENTS, "SLURMD_NODENAME": "a1"}, {"partition": "cpu"}),
+        ({**SLURM, **COMPONENTS, "SLURMD_NODENAME": "c1"}, {"partition": ""}),
         (LOCAL, LOCAL_NODE),
         # Within a job of Slurm's.
         ({**SLURM, "SLURM_STEP_NUM_NODES": "9", "SLURM_RESTART_COUNT": "4", **LOCAL}, LOCAL_NODE),
+        ({**SLURM, "SLURM_JOB_PARTITION": "spot", **LOCAL}, LOCAL_NODE),
     ],
 )  # fmt: skip
 def test_a_node_knows_which_it_is(

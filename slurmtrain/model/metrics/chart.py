@@ -117,15 +117,21 @@ def _faint(series: Series, view: View, divisor: float) -> Iterator[Line]:
     """The lines of bounds, and of what was superseded: one for each time that the run was rolled back."""
     for bound in series.bounds:
         yield from _outlined(bound, series, view, divisor)
+    for part in rollbacks(series.curve.superseded):
+        yield from _outlined(part, series, view, divisor)
+
+
+def rollbacks(superseded: Points) -> Iterator[Points]:
+    """The ``superseded`` points of a curve by rollback."""
     part = Points()
-    for row in series.curve.superseded.rows():
+    for row in superseded.rows():
         # Steps of one rollback increase: where they do not, the points of the next one begin.
         if len(part) and row[1] <= part.steps[-1]:
-            yield from _outlined(part, series, view, divisor)
+            yield part
             part = Points()
         part.append(*row)
     if len(part):
-        yield from _outlined(part, series, view, divisor)
+        yield part
 
 
 def ticks(low: float, high: float, most: int) -> list[float]:
@@ -156,34 +162,36 @@ Line = list[tuple[float, float]]
 def outline(xs: Sequence[float], ys: Sequence[float], columns: int) -> list[Line]:
     """The lines to draw for the points ``xs`` and ``ys``, which are interrupted where values are not finite.
 
-    Of more points than four for each of so many ``columns`` between the first and the last x, the first, the lowest,
-    the highest and the last in each column remain: drawn, that looks the same, spikes included.
+    Of more points than can be told apart in so many ``columns``, :func:`thinned` chooses.
     """
-    points = list(zip(xs, ys, strict=True))
-    # More could not be told apart, and would take seconds to draw.
-    if len(points) > 4 * columns:
-        points = list(_thinned(points, columns))
     lines: list[Line] = [[]]
-    for x, y in points:
-        if math.isfinite(y):
-            lines[-1].append((x, y))
+    for place in thinned(xs, ys, columns):
+        if math.isfinite(ys[place]):
+            lines[-1].append((xs[place], ys[place]))
         elif lines[-1]:
             lines.append([])
     return [line for line in lines if line]
 
 
-def _thinned(points: Line, columns: int) -> Iterator[tuple[float, float]]:
-    low, high = min(points)[0], max(points)[0]
+def thinned(xs: Sequence[float], ys: Sequence[float], columns: int) -> Sequence[int]:
+    """The places, in order, of points that look like all of ``xs`` and ``ys`` when they are drawn, spikes included.
+
+    Of more points than four for each of so many ``columns`` between the first and the last x, these are the first, the
+    lowest, the highest and the last in each column.
+    """
+    # More could not be told apart, and would take seconds to draw.
+    if len(xs) <= 4 * columns:
+        return range(len(xs))
+    low, high = min(xs), max(xs)
     # All points may have the same x.
     width = (high - low) / columns or 1.0
-    for _, group in groupby(points, key=lambda point: int((point[0] - low) / width)):
+    chosen: list[int] = []
+    for _, group in groupby(range(len(xs)), key=lambda place: int((xs[place] - low) / width)):
         column = list(group)
-        finite = [point for point in column if math.isfinite(point[1])]
+        finite = [place for place in column if math.isfinite(ys[place])]
         if not finite:
-            yield column[0]
+            chosen.append(column[0])
             continue
-        # By their places, so that they stay in order and none comes twice.
-        order = range(len(finite))
-        lowest = min(order, key=lambda index: finite[index][1])
-        highest = max(order, key=lambda index: finite[index][1])
-        yield from (finite[index] for index in sorted({0, lowest, highest, len(finite) - 1}))
+        lowest, highest = min(finite, key=ys.__getitem__), max(finite, key=ys.__getitem__)
+        chosen += sorted({finite[0], lowest, highest, finite[-1]})
+    return chosen

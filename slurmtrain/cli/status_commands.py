@@ -328,7 +328,7 @@ def _print_attempt(attempt: dict[str, Any], *, measured: bool, each_node: bool) 
     output.echo(
         "", f"attempt {attempt['number']}  {attempt['state']}{why}  job {attempt['job_id']}.{attempt['restart']}"
     )
-    for name, value in (*_attempt_facts(attempt, measured=measured), *_problems(attempt)):
+    for name, value in (*attempt_facts(attempt, measured=measured), *attempt_problems(attempt)):
         if value:
             output.paragraph(f"  {name:<9} {value}", " " * _INDENT)
     if measured:
@@ -341,7 +341,7 @@ def _print_attempt(attempt: dict[str, Any], *, measured: bool, each_node: bool) 
             output.echo(f"  | {line}")
 
 
-def _attempt_facts(attempt: dict[str, Any], *, measured: bool) -> Iterator[tuple[str, str]]:
+def attempt_facts(attempt: dict[str, Any], *, measured: bool) -> Iterator[tuple[str, str]]:
     """What is known about an attempt, each with its name; ``measured``: also the measurements of its nodes."""
     from slurmtrain.cli import describe
 
@@ -375,7 +375,7 @@ def _attempt_facts(attempt: dict[str, Any], *, measured: bool) -> Iterator[tuple
     yield "precision", ", ".join(f"{precision} on {count} x {name}" for (precision, name), count in counts.items())
 
 
-def _problems(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
+def attempt_problems(attempt: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """What held an attempt up or was done about it, each with its name; nothing where there was none."""
     from slurmtrain.cli import describe
     from slurmtrain.model.environment import describe_variables

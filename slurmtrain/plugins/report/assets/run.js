@@ -1,7 +1,353 @@
 "use strict";
 /* The page of one run. */
 Report.draws("run", (facts) => {
-  const { run } = facts;
+  const { run, timeline, curves, steps, words } = facts;
+  const { element, section, format, known, time } = Report;
+  const KINDS = ["queue", "start", "preflight", "restore", "train", "stall", "stop", "lost"];
+  const COLOURS = KINDS.map((kind) => `var(--${kind})`);
+  const MEANING = {
+    queue: "waiting in the queue, or suspended", start: "starting", preflight: "checking nodes and the network",
+    restore: "restoring a checkpoint", train: "training that was kept", stall: "training stood still for a save",
+    stop: "stopping", lost: "training that was done again, or a hang",
+  };
+  const attempts = new Map(run.attempts.map((attempt) => [attempt.number, attempt]));
+  const date = (seconds) => new Date(1000 * seconds);
+  const first = Math.min(...timeline.attempts.flatMap(({ intervals }) => intervals.slice(0, 1).map(([, begin]) => begin)));
+  const plural = (count, word) => `${format.number(count)} ${word}${count === 1 ? "" : "s"}`;
+  const ended = (attempt) => [attempt.cause ?? attempt.state, attempt.reason].filter(Boolean).join(": ");
+  // Steps to which a run was rolled back: where attempts, and ranks restarted inside of them, began.
+  const begins = run.attempts.slice(1).filter((attempt) => known(attempt.first_step));
+
   Report.head({ title: run.name, state: run.state, why: run.why, of: facts.as_of });
-  Report.section("run", "Run", Report.facts([["id", run.id], ["reason", run.reason]]));
+
+  function summary() {
+    const spent = Object.entries(run.seconds).filter(([kind]) => kind !== "queue").reduce((sum, [, seconds]) => sum + seconds, 0);
+    const { measures, cost } = run;
+    section("summary", "Run", Report.tiles([
+      { name: "step", value: known(run.step) ? format.number(run.step) : null, more: known(run.total_steps) ? `of ${format.number(run.total_steps)}` : null, data: { step: run.step } },
+      { name: "goodput", value: known(run.goodput) ? format.share(run.goodput) : null, more: "of the time on nodes", data: { goodput: run.goodput } },
+      { name: "on nodes", value: format.duration(spent), more: `${format.duration(run.seconds.queue)} in the queue` },
+      { name: "attempts", value: String(run.attempts.length), more: run.attempts.length > 1 ? `the last: ${run.attempts.at(-1).cause ?? run.attempts.at(-1).state}` : null },
+      { name: "lost steps", value: known(run.lost_steps) ? format.number(run.lost_steps) : null, more: run.lost_steps ? "trained again" : null, data: { lost: run.lost_steps } },
+      { name: "rate", value: known(measures?.steps_per_second ?? run.steps_per_second) ? `${format.number(measures?.steps_per_second ?? run.steps_per_second)} /s` : null, more: "steps" },
+      { name: "cost", value: cost && known(cost.spent) ? figure(cost, cost.spent) : null, more: cost ? `${cost.currency ?? cost.unit}, ${figure(cost, cost.lost)} lost` : null },
+      ...Object.entries(run.metrics).slice(0, 2).map(([name, value]) => ({ name, value: format.number(value), more: "newest" })),
+    ]), element("p", {}), Report.facts([
+      ["id", Report.link(run.id)], ["reason", run.reason], ["params", words.params], ["command", run.command && element("code", {}, run.command)],
+      ["submitted", run.submitted_at && time(run.submitted_at)], ["ended", run.ended_at && time(run.ended_at)],
+      ["sweep", run.sweep && Report.link(run.sweep)], ["tags", run.tags.join(" ")], ["note", run.note],
+      ["comes from", run.parents.map((parent) => `${parent.run} (${parent.relation})`).join(", ")],
+      ["led to", run.children.map((child) => `${child.run} (${child.relation})`).join(", ")],
+      ["directory", element("code", {}, run.dir)],
+    ]), facts.problems.map((problem) => element("p", { class: "note" }, problem)));
+  }
+
+  // --- time ---
+
+  function spans() {
+    const rects = [];
+    for (const { number, intervals } of timeline.attempts) {
+      for (const [kind, begin, end] of intervals) {
+        const rect = { attempt: number, kind, begin, end };
+        if (kind === "queue") rects.push({ ...rect, row: "queue" });
+        else for (const { label, presences } of timeline.rows) {
+          for (const [attempt, from, to] of presences) {
+            if (attempt === number && Math.min(to, end) > Math.max(from, begin)) rects.push({ ...rect, begin: Math.max(from, begin), end: Math.min(to, end), row: label });
+          }
+        }
+      }
+    }
+    return rects;
+  }
+
+  function tellSpan({ attempt: number, kind, begin, end, row }) {
+    const attempt = attempts.get(number);
+    const lines = [`attempt ${number}${row === "queue" ? "" : ` on ${row}`}`, `${kind}: ${MEANING[kind]}`, `${format.duration(end - begin)}, from ${format.time(begin)} to ${format.time(end).slice(11)}`];
+    if (kind === "stop" || kind === "lost") lines.push(`ended: ${ended(attempt)}`);
+    return lines.join("\n");
+  }
+
+  function marks() {
+    const on = (attempt) => timeline.rows.find((row) => row.presences.some(([number]) => number === attempt))?.label;
+    const of = (name, kind) => words[name].map((each) => ({ ...each, kind, row: on(each.attempt), x: new Date(each.at) }));
+    return [...of("restarts", "restarted in place"), ...of("hangs", "hang"), ...of("stragglers", "straggler")].filter(({ row, at }) => row && at);
+  }
+
+  function timelineSection() {
+    if (!timeline.rows.length && !timeline.attempts.some(({ intervals }) => intervals.length)) return;
+    const rects = spans();
+    const happened = marks();
+    const rows = [...(rects.some(({ row }) => row === "queue") ? ["queue"] : []), ...timeline.rows.map(({ label }) => label)];
+    const margin = Math.min(220, 25 + 7 * Math.max(...rows.map((row) => row.length)));
+    const starts = timeline.attempts.filter(({ intervals }) => intervals.length).map(({ number, intervals }) => ({ number, x: date(intervals[0][1]) }));
+    section("timeline", "Timeline", Report.legend(KINDS.filter((kind) => run.seconds[kind] > 0).map((kind) => [kind, `var(--${kind})`])),
+      Report.chart(`What each of ${plural(run.attempts.length, "attempt")} spent its time on, by node`, (width) => ({
+        width, height: 60 + 26 * rows.length, marginLeft: margin, marginTop: 28,
+        x: { type: "time", label: null }, y: { domain: rows, label: null, tickSize: 0, padding: 0.15, tickFormat: (row) => (row.length > 28 ? `${row.slice(0, 27)}…` : row) },
+        color: { domain: KINDS, range: COLOURS },
+        marks: [
+          Plot.barX(rects, { x1: (rect) => date(rect.begin), x2: (rect) => date(rect.end), y: "row", fill: "kind", className: "spans" }),
+          Plot.ruleX(starts, { x: "x", stroke: "currentColor", strokeOpacity: 0.4, strokeDasharray: "2,3" }),
+          Plot.text(starts.length > 40 ? [] : starts, { x: "x", text: (start) => `${starts.length > 12 ? "" : "attempt "}${start.number}`, frameAnchor: "top", dy: -16, dx: 3, textAnchor: "start", fill: "var(--faint)" }),
+          Plot.dot(happened, { x: "x", y: "row", symbol: "kind", r: 5, fill: "var(--back)", stroke: "currentColor", strokeWidth: 1.5 }),
+          Plot.tip(rects, Plot.pointer({ x1: (rect) => date(rect.begin), x2: (rect) => date(rect.end), y: "row", title: tellSpan, maxRadius: 60 })),
+          Plot.tip(happened, Plot.pointer({ x: "x", y: "row", title: (mark) => `${mark.kind}\n${mark.text}\n${format.time(mark.at)}`, maxRadius: 12, anchor: "top" })),
+        ],
+      })),
+      timeline.shortest_s ? element("p", { class: "note" }, `Intervals shorter than ${format.duration(timeline.shortest_s)} are drawn as what was before them; the table below counts them.`) : null,
+      happened.length ? element("ul", {}, happened.map((mark) => element("li", {}, `attempt ${mark.attempt}, `, time(mark.at), `: ${mark.kind === "straggler" ? "" : `${mark.kind}: `}${mark.text}`))) : null,
+      attemptTable());
+  }
+
+  function attemptTable() {
+    const kinds = KINDS.filter((kind) => run.seconds[kind] > 0);
+    return element("div", {}, Report.table({
+      key: "attempts", caption: "Attempts, and their seconds by kind", rows: run.attempts, rowAttributes: (attempt) => ({ data: { attempt: attempt.number } }),
+      columns: [
+        { name: "attempt", value: (attempt) => attempt.number, number: true },
+        { name: "ended", value: (attempt) => attempt.cause ?? attempt.state, cell: (attempt) => element("span", { class: `state ${attempt.state}` }, attempt.cause ?? attempt.state) },
+        { name: "reason", value: (attempt) => attempt.reason, long: true },
+        { name: "nodes", value: (attempt) => attempt.nodes.length, number: true },
+        { name: "started", value: (attempt) => attempt.started_at, cell: (attempt) => time(attempt.started_at) },
+        { name: "steps", value: (attempt) => attempt.last_step, cell: (attempt) => (known(attempt.last_step) ? `${attempt.first_step ?? "?"} – ${attempt.last_step}` : "–"), number: true },
+        { name: "lost steps", value: (attempt) => attempt.lost_steps, number: true },
+        ...kinds.map((kind) => ({ name: kind, title: MEANING[kind], value: (attempt) => attempt.seconds[kind], cell: (attempt) => format.duration(attempt.seconds[kind]), number: true })),
+      ],
+    }), run.attempts.map((attempt, index) => element("details", {}, element("summary", {}, `attempt ${attempt.number}: more`), Report.facts(groups(words.attempts[index])))));
+  }
+
+  // Facts of one name, such as several hangs, are lines of one value.
+  function groups(pairs) {
+    const names = [...new Set(pairs.map(([name]) => name))];
+    return names.map((name) => [name, pairs.filter(([each]) => each === name).map(([, text]) => element("div", {}, text))]);
+  }
+
+  function goodputSection() {
+    if (!timeline.goodput.length) return;
+    const used = KINDS.filter((kind) => kind !== "queue" && run.seconds[kind] > 0).map((kind) => ({ kind, seconds: run.seconds[kind] }));
+    const points = timeline.goodput.map(([at, share]) => ({ x: date(at), share }));
+    section("goodput", "Goodput", element("p", { class: "note" }, "The share of the time on nodes that went into training that was kept: below, where the time went, and the share up to each moment."),
+      Report.chart(`Seconds on nodes by kind: ${used.map(({ kind, seconds }) => `${kind} ${format.duration(seconds)}`).join(", ")}`, (width) => ({
+        width, height: 62, marginTop: 4, x: { label: null, tickFormat: (seconds) => format.duration(seconds) }, color: { domain: KINDS, range: COLOURS },
+        marks: [Plot.barX(used, Plot.stackX({ x: "seconds", fill: "kind", title: ({ kind, seconds }) => `${kind}: ${format.duration(seconds)}\n${MEANING[kind]}`, tip: true }))],
+      })),
+      Report.chart("Goodput up to each moment", (width) => ({
+        width, height: 180, x: { type: "time", label: null }, y: { domain: [0, 1], tickFormat: "%", label: "goodput so far", grid: true },
+        marks: [
+          Plot.ruleX(begins.filter((attempt) => attempt.started_at), { x: (attempt) => new Date(attempt.started_at), stroke: "currentColor", strokeOpacity: 0.4, strokeDasharray: "2,3" }),
+          Plot.line(points, { x: "x", y: "share", stroke: "var(--train)", strokeWidth: 2, curve: "linear" }),
+          Plot.tip(points, Plot.pointerX({ x: "x", y: "share", title: (point) => `${format.share(point.share)}\n${format.time(point.x.getTime() / 1000)}` })),
+        ],
+      })));
+  }
+
+  // --- curves ---
+
+  function curveSection() {
+    if (!curves.metrics.length) return;
+    const SHOWN = 8;
+    const grid = element("div", { class: "grid" });
+    const state = { x: "step", log: false, words: "", all: false, replayed: true };
+    const more = element("button", { type: "button", on: { click: () => { state.all = true; fill(); } } });
+    let made = [];
+    const redraw = () => made.forEach((figure) => figure.redraw());
+
+    function fill() {
+      const fitting = curves.metrics.filter(({ name }) => name.toLowerCase().includes(state.words.toLowerCase()));
+      const cut = state.all ? fitting : fitting.slice(0, SHOWN);
+      made = cut.map((metric) => curveChart(metric, state));
+      grid.replaceChildren(...made.map((figure, index) => element("div", {}, element("h3", {}, cut[index].name), figure)));
+      more.hidden = cut.length === fitting.length;
+      more.textContent = `show all ${fitting.length} metrics`;
+    }
+
+    const controls = element("div", { class: "controls" },
+      Report.select("curves/x", "over", ["step", "time", "hours since the start"], "step", (value) => { state.x = value; redraw(); }),
+      Report.tick("curves/log", "logarithmic", false, (value) => { state.log = value; redraw(); }),
+      run.lost_steps || curves.metrics.some(({ replayed }) => replayed.length) ? Report.tick("curves/replayed", "what was rolled back, in grey", true, (value) => { state.replayed = value; redraw(); }) : null,
+      curves.metrics.length > 3 ? element("label", {}, "find", element("input", { type: "search", on: { input: (event) => { state.words = event.target.value; fill(); } } })) : null);
+    fill();
+    section("curves", "Curves", controls, grid, more, element("p", { class: "note" }, "Dotted lines: where attempts began."),
+      curves.left_out.length ? element("p", { class: "note" }, `${plural(curves.left_out.length, "more metric")} left out: ${curves.left_out.slice(0, 10).join(", ")}`) : null);
+  }
+
+  function curveChart({ name, kept, replayed }, state) {
+    const start = run.started_at ? Date.parse(run.started_at) / 1000 : first;
+    const rows = (columns, part) => columns.step.map((step, index) => ({
+      step, at: columns.time[index], value: columns.value[index], part,
+      attempt: run.attempts.findLast((attempt) => attempt.started_at && Date.parse(attempt.started_at) / 1000 <= columns.time[index])?.number,
+    }));
+    const line = rows(kept, 0);
+    const grey = replayed.flatMap((part, index) => rows(part, index + 1));
+    const place = { step: (row) => row.step, time: (row) => date(row.at), "hours since the start": (row) => (row.at - start) / 3600 };
+    return Report.chart(`${name} over steps`, (width) => {
+      const x = place[state.x];
+      const log = state.log && line.some(({ value }) => value > 0);
+      // A gap where there is no number, or none that a logarithm has.
+      const y = (row) => (row.value === null || (log && row.value <= 0) ? NaN : row.value);
+      const marked = begins.map((attempt) => ({ number: attempt.number, reason: attempt.reason, step: attempt.first_step, at: Date.parse(attempt.started_at) / 1000 })).filter(({ at }) => at || state.x === "step");
+      const tell = (row) => `${name} ${format.number(row.value)}\nstep ${format.number(row.step)}, attempt ${row.attempt ?? "?"}${row.part ? ", rolled back" : ""}\n${format.time(row.at)}`;
+      return {
+        width, height: 230, x: { type: state.x === "time" ? "time" : "linear", label: state.x === "time" ? null : state.x }, y: { type: log ? "log" : "linear", label: null, grid: true, tickFormat: log ? undefined : (value) => format.number(value), ticks: log ? 5 : undefined },
+        marks: [
+          Plot.ruleX(marked, { x, stroke: "currentColor", strokeOpacity: 0.45, strokeDasharray: "2,3" }),
+          state.replayed ? Plot.line(grey, { x, y, z: "part", stroke: "var(--faint)", strokeOpacity: 0.7, strokeWidth: 1.2, className: "replayed" }) : null,
+          Plot.line(line, { x, y, stroke: "var(--series-1)", strokeWidth: 1.6, className: "kept" }),
+          line.length === 1 ? Plot.dot(line, { x, y, fill: "var(--series-1)" }) : null,
+          Plot.tip(state.replayed ? [...line, ...grey] : line, Plot.pointerX({ x, y, title: tell })),
+        ],
+      };
+    });
+  }
+
+  // --- steps ---
+
+  function stepSection() {
+    if (!steps) return;
+    const { measures } = run;
+    const p50 = measures?.step_p50_s ?? steps.quantiles.p50;
+    const p95 = measures?.step_p95_s ?? steps.quantiles.p95;
+    const bars = steps.bars.filter(([, , count]) => count);
+    const x = { type: steps.log ? "log" : "linear", label: "seconds of a step", tickFormat: (value) => format.number(value), ticks: 6 };
+    const points = steps.points.map(([attempt, step, seconds]) => ({ attempt, step, seconds }));
+    section("steps", "Steps", Report.tiles([
+      { name: "median step", value: format.duration(p50), data: { p50 } },
+      { name: "95 % within", value: format.duration(p95), data: { p95 } },
+      { name: "99 % within", value: format.duration(steps.quantiles.p99) },
+      { name: "longest", value: format.duration(steps.quantiles.max) },
+    ]), element("div", { class: "grid" },
+      element("div", {}, element("h3", {}, "How long steps took"), Report.chart(`Distribution of ${steps.count} times of steps, median ${format.duration(p50)}`, (width) => ({
+        width, height: 230, x, y: { label: "steps", grid: true },
+        marks: [Plot.rectY(bars, { x1: (bar) => bar[0], x2: (bar) => bar[1], y: (bar) => bar[2], fill: "var(--series-1)", title: ([low, high, count]) => `${plural(count, "step")}\n${format.duration(low)} to ${format.duration(high)}`, tip: true }), Plot.ruleY([0])],
+      }))),
+      element("div", {}, element("h3", {}, "Over steps"), Report.chart("Time of each step over steps", (width) => ({
+        width, height: 230, x: { label: "step" }, y: { type: steps.log ? "log" : "linear", label: "seconds", grid: true, tickFormat: (value) => format.number(value), ticks: 5 },
+        marks: [
+          Plot.ruleX(begins, { x: "first_step", stroke: "currentColor", strokeOpacity: 0.45, strokeDasharray: "2,3" }),
+          Plot.dot(points, { x: "step", y: "seconds", r: 1.8, fill: "var(--series-1)", fillOpacity: 0.7 }),
+          Plot.tip(points, Plot.pointer({ x: "step", y: "seconds", title: (point) => `step ${point.step}, attempt ${point.attempt}\n${format.duration(point.seconds)}` })),
+        ],
+      })))),
+      rankChart(measures?.ranks),
+      words.stragglers.length ? element("div", {}, element("h3", {}, "Stragglers"), element("ul", {}, words.stragglers.map(({ attempt, text }) => element("li", {}, `attempt ${attempt}: ${text}`)))) : null,
+      Report.table({
+        key: "slowest", caption: "The slowest steps", rows: steps.slowest,
+        columns: [
+          { name: "step", value: (row) => row.step, number: true }, { name: "attempt", value: (row) => row.attempt, number: true },
+          { name: "took", value: (row) => row.seconds, cell: (row) => format.duration(row.seconds), number: true },
+          { name: "finished", value: (row) => row.at, cell: (row) => time(row.at) },
+          { name: "of that", value: (row) => row.why },
+        ],
+      }),
+      element("p", { class: "note" }, "From one finished step to the next, saves included; where only some steps are logged, the mean of those between."));
+  }
+
+  /* The ranks' own times, without what they waited for each other: who is slow. */
+  function rankChart(ranks) {
+    const timed = (ranks ?? []).filter(({ own_p50_s: own }) => known(own));
+    if (timed.length < 2) return null;
+    return element("div", {}, element("h3", {}, "A step's own time by rank"), Report.chart("The median of each rank's own time in a step", (width) => ({
+      width, height: 200, x: { label: "rank", type: "linear" }, y: { label: "seconds", zero: true, grid: true, tickFormat: (value) => format.number(value) },
+      marks: [Plot.dot(timed, { x: "rank", y: "own_p50_s", fill: "var(--series-1)", r: 3 }), Plot.tip(timed, Plot.pointer({ x: "rank", y: "own_p50_s", title: (rank) => `rank ${rank.rank} on ${rank.node}\n${format.duration(rank.own_p50_s)} of its own` }))],
+    })));
+  }
+
+  // --- checkpoints ---
+
+  function checkpointSection() {
+    const { shown, left_out: leftOut } = facts.checkpoints;
+    if (!shown.length) return;
+    const stalled = shown.filter(({ stall_s: stall, saved_at: at }) => known(stall) && at);
+    section("checkpoints", "Checkpoints", stalled.length ? Report.chart(`Seconds for which each of ${stalled.length} saves stalled training`, (width) => ({
+      width, height: 180, x: { type: "time", label: null }, y: { label: "seconds stalled", grid: true, zero: true, tickFormat: (value) => format.number(value) },
+      marks: [
+        Plot.ruleX(stalled, { x: (each) => new Date(each.saved_at), y: "stall_s", stroke: "var(--stall)" }),
+        Plot.dot(stalled, { x: (each) => new Date(each.saved_at), y: "stall_s", r: 3.5, fill: (each) => (each.pruned_at ? "var(--back)" : "var(--stall)"), stroke: "var(--stall)" }),
+        Plot.tip(stalled, Plot.pointerX({ x: (each) => new Date(each.saved_at), y: "stall_s", title: (each) => `step ${each.step}: ${format.duration(each.stall_s)} stalled, ${format.duration(each.seconds)} in all\n${format.bytes(each.bytes)}, why: ${each.why || "?"}${each.pruned_at ? "\ndeleted since" : ""}` })),
+      ],
+    })) : null, Report.table({
+      key: "checkpoints-table", rows: shown, sort: { column: "step", descending: true }, rowAttributes: (row) => ({ data: { step: row.step } }),
+      columns: [
+        { name: "step", value: (row) => row.step, number: true },
+        { name: "saved", value: (row) => row.saved_at, cell: (row) => time(row.saved_at) },
+        { name: "why", value: (row) => row.why },
+        { name: "size", value: (row) => row.bytes, cell: (row) => format.bytes(row.bytes), number: true },
+        { name: "stalled", value: (row) => row.stall_s, cell: (row) => format.duration(row.stall_s), number: true },
+        { name: "took", value: (row) => row.seconds, cell: (row) => format.duration(row.seconds), number: true },
+        { name: "attempt", value: (row) => row.attempt, number: true },
+        { name: "state", value: (row) => (row.pruned_at ? "deleted" : row.problem || (row.complete ? (row.verified ? "verified" : "on disk") : "damaged")) },
+        { name: "kept", value: (row) => row.kept, long: true },
+      ],
+    }), leftOut ? element("p", { class: "note" }, `${plural(leftOut, "earlier deleted one")} left out.`) : null);
+  }
+
+  // --- what is measured, used and paid ---
+
+  const spoken = (name) => name.replaceAll("_", " ").replace(/ (s|seconds|bytes|w|kwh)$/, "").replace(/\bgpu/g, "GPU").replace(/^mfu$/, "MFU");
+
+  const figure = (cost, value) => (cost.currency && Math.abs(value) >= 1 ? value.toFixed(2) : format.number(value));
+  const amount = (cost, value) => `${figure(cost, value)} ${cost.currency ?? cost.unit ?? ""}`.trim();
+
+  /* A value by the name that it has in the JSON, which ends in its unit. */
+  function measured(name, value) {
+    if (typeof value !== "number") return format.value(value);
+    if (/(_s|_seconds)$/.test(name) && !/per_second/.test(name)) return format.duration(value);
+    if (/bytes$/.test(name)) return format.bytes(value);
+    if (/share$|utilization$|^mfu$/.test(name)) return format.share(value);
+    if (/_w$/.test(name)) return `${format.number(value)} W`;
+    if (/kwh$/.test(name)) return `${format.number(value)} kWh`;
+    return format.number(value);
+  }
+
+  const plain = (record, show) => Object.entries(record).filter(([, value]) => known(value) && typeof value !== "object").map(([name, value]) => [spoken(name), element("span", { data: { field: name, value } }, show(name, value))]);
+
+  function measuredSections() {
+    if (run.measures) section("measures", "Measures", Report.facts(plain(run.measures, measured)));
+    if (run.usage?.length) {
+      section("usage", "Asked and used", Report.table({
+        key: "usage-table", rows: run.usage,
+        columns: ["resource", "asked", "used", "suffices", "unit", "why"].map((name) => ({ name, value: (row) => row[name], number: ["asked", "used", "suffices"].includes(name), long: name === "why" })),
+      }), run.idle ? Report.facts(plain(run.idle, measured)) : null);
+    }
+    if (run.cost) {
+      const inUnits = new Set(["spent", "training", "saving", "starting", "stopping", "waiting", "lost", "idle", "on_demand", "saved_by_spot", "cost_of_interruption"]);
+      section("cost", "Cost", Report.facts(plain(run.cost, (name, value) => (inUnits.has(name) && typeof value === "number" ? amount(run.cost, value) : measured(name, value))).filter(([name]) => !["currency", "unit"].includes(name))));
+    }
+  }
+
+  // --- nodes and environment ---
+
+  function plainTable(key, caption, { headers, rows }) {
+    return rows.length ? Report.table({ key, caption, rows, columns: headers.map((name, index) => ({ name: name.toLowerCase(), value: (row) => row[index], long: index === headers.length - 1 })) }) : null;
+  }
+
+  function nodeSection() {
+    const { networks, nodes, clocks, findings } = words;
+    if (!networks.rows.length && !nodes.rows.length) return;
+    const newest = run.attempts.at(-1);
+    section("nodes", "Network and nodes", Report.facts([
+      ["elected network", newest?.network?.elected], ["clocks", clocks],
+      ["not candidates", networks.excluded.map((line) => element("div", {}, line))], ["findings", findings.map((line) => element("div", {}, line))],
+    ]), plainTable("networks", "Networks of the newest attempt, the elected one first", networks), plainTable("nodes-table", "Nodes of the newest attempt", nodes));
+  }
+
+  function environmentSection() {
+    const changes = run.attempts.flatMap((attempt) => attempt.environment_changes.map((line) => element("div", {}, `attempt ${attempt.number}: ${line}`)));
+    section("environment", "Code and environment", Report.facts([
+      ["git", words.git === "-" ? null : words.git], ["commit", run.git?.commit && element("code", {}, run.git.commit)],
+      ["code", run.code && `snapshot ${run.code.snapshot.slice(0, 12)} of ${run.code.root} (${plural(run.code.files, "file")}, ${format.bytes(run.code.bytes)})`],
+      ["changed", changes], ["plan", run.plan_hash && element("code", {}, run.plan_hash)], ["executor", run.executor],
+      ["MLflow run", run.mlflow_run_id],
+    ]), facts.spec ? element("details", { id: "spec" }, element("summary", {}, "spec"), element("pre", {}, facts.spec)) : null);
+  }
+
+  summary();
+  timelineSection();
+  goodputSection();
+  curveSection();
+  stepSection();
+  checkpointSection();
+  measuredSections();
+  nodeSection();
+  environmentSection();
 });

@@ -317,6 +317,7 @@ def ui_command(workspace: Workspace, run: str | None, port: int, host: str, quie
         if display.server is not None:
             if line := tunnel(os.environ, display.server.host, display.server.port):
                 output.echo(f"to open this address on your own machine, run there: {line}", err=True)
+            output.echo("attempts, interruptions and checkpoints: 'slurmtrain serve' and 'slurmtrain report'", err=True)
             output.echo("Ctrl-C ends it", err=True)
         with showing_progress() as show:
             sent = display.follow(stop, show, forever=False)

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import click
 
 from slurmtrain.cli import options, output
-from slurmtrain.errors import UserError
 from slurmtrain.ops.shared.workspace import Workspace
 
 
@@ -34,20 +31,13 @@ def report_command(
     from slurmtrain.ops.query.select import Question
     from slurmtrain.ops.shared.observe import observe
     from slurmtrain.plugins.report.facts import find_facts
-    from slurmtrain.plugins.report.pages import build_page
-    from slurmtrain.system.files import describe_os_error, write_atomically
+    from slurmtrain.plugins.report.pages import build_page, write_page
 
     observed = observe(workspace)
     output.warn_about(observed)
     facts = find_facts(workspace, observed, Question(names=names, since=since, where=where, for_programs=True))
-    page = build_page(facts)
     if target == "-":
-        output.document(page)
+        output.document(build_page(facts))
         return 0
-    path = Path(target or f"report-{facts['id']}.html")
-    try:
-        write_atomically(path, page.encode(), private=True)
-    except OSError as error:
-        raise UserError(f"cannot write {path}: {describe_os_error(error)}; -o names another file") from error
-    output.verbatim(str(path))
+    output.verbatim(str(write_page(facts, target)))
     return 0

@@ -14,8 +14,11 @@ import math
 from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
+from slurmtrain.errors import UserError
+from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.version import __version__
 
 # The scripts of a page besides the frame's, by its kind.
@@ -55,6 +58,25 @@ def build_page(facts: Mapping[str, Any], *, source: str = "", links: str = "", s
         facts=Markup(facts_text(facts)),  # noqa: S704 (escaped as JSON)
         scripts=[Markup(asset(name)) for name in names],  # noqa: S704 (our own)
     )
+
+
+def write_page(facts: Mapping[str, Any], target: str | None = None) -> Path:
+    """Write a page to a file that its owner alone can read; returns its path.
+
+    Args:
+        facts: What it shows.
+        target: The file; None: one in the current directory that is named for what the page shows.
+
+    Raises:
+        UserError: It cannot be written.
+    """
+    path = Path(target or f"report-{facts['id']}.html")
+    try:
+        write_atomically(path, build_page(facts).encode(), private=True)
+    except OSError as error:
+        another = "-o of 'slurmtrain report' names another file"
+        raise UserError(f"cannot write {path}: {describe_os_error(error)}; {another}") from error
+    return path
 
 
 def facts_text(facts: Mapping[str, Any]) -> str:

@@ -29,6 +29,7 @@ from slurmtrain.plugins.top import top_rows
 from slurmtrain.plugins.top.reading import (
     CANCEL,
     CHECKPOINT,
+    REPORT,
     RESUME,
     Action,
     Actions,
@@ -67,9 +68,10 @@ _LOWEST = 14
 # So many seconds a person who leaves the page waits for each look that is under way.
 _PATIENCE_S = 0.5
 # What keys do to the table of runs.
-_PAGE_ACTIONS = frozenset(
-    {"help", "logs", "unfold", "show", "cancel", "resume", "checkpoint", "filter", "no_filter", "live_only", "order"}
-)
+_PAGE_ACTIONS = frozenset((
+    "help", "logs", "unfold", "show", "cancel", "resume", "checkpoint", "report", "filter", "no_filter", "live_only",
+    "order",
+))  # fmt: skip
 
 
 class TopApp(App[int]):
@@ -103,6 +105,7 @@ class TopApp(App[int]):
         Binding("c", "cancel", show=False),
         Binding("r", "resume", show=False),
         Binding("p", "checkpoint", show=False),
+        Binding("w", "report", show=False),
         # With priority it acts before the next key is looked at, which is the first of the words.
         Binding("slash", "filter", show=False, priority=True),
         Binding("escape", "no_filter", show=False),
@@ -340,6 +343,11 @@ class TopApp(App[int]):
         """Have the selected run save."""
         if (selected := self.table.selected) and not self._is_unfit(selected):
             self._start(CHECKPOINT, selected.id)
+
+    def action_report(self) -> None:
+        """Write a page about the selected run or sweep."""
+        if selected := self.table.selected:
+            self._start(REPORT, selected.id)
 
     def _is_unfit(self, selected: top_rows.Row) -> bool:
         """Whether it is a sweep; says that a run has to be selected."""

@@ -43,6 +43,7 @@ PAGE_KEYS = (
     ("s", "show", "all about the run, as 'slurmtrain show'"),
     ("r", "resume", "start the run again from its newest checkpoint (asks)"),
     ("p", "save", "ask the run to save now, as 'slurmtrain checkpoint'"),
+    ("w", "page", "write a page about the run or the sweep, as 'slurmtrain report'"),
     ("a", "all/live", "show all runs, or only those that have not ended"),
     ("x", "unfold", "show the runs of the sweep, or fold them again, also from one of its runs"),
     ("o", "sort", "sort in the next way: live first, newest, name, state, progress, ETA"),

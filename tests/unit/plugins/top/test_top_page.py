@@ -172,6 +172,21 @@ def test_all_about_a_run_and_help_can_be_read(root: Path) -> None:
     drive(root, driver)
 
 
+def test_a_page_about_the_selected_run_is_written_and_its_path_is_shown(
+    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    async def driver(app: TopApp, pilot: Pilot[int]) -> None:
+        await pilot.press("w")
+        await until(pilot, lambda: any("report-" in text for text in notices(app)))
+        assert any(f"{tmp_path}/report-" in text and "is written" in text for text in notices(app))
+
+    drive(root, driver)
+    [page] = tmp_path.glob("report-*.html")
+    assert page.stat().st_mode & 0o777 == 0o600
+
+
 @pytest.fixture
 def performed(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """What actions did, instead of doing it: those on run 28 fail."""

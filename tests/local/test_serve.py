@@ -120,6 +120,7 @@ ROWS = """
 return Object.fromEntries([...document.querySelectorAll('#runs-table tbody tr')].map(row => [
     row.querySelector('a')?.innerText, [...row.children].map(cell => cell.innerText)]))
 """
+DRAWN = "return document.documentElement.dataset.drawn"
 LIVE = "return document.getElementById('live')?.className"
 
 
@@ -134,8 +135,15 @@ def two_browsers(place: Path) -> Iterator[tuple[Browser, Browser]]:
         )
 
 
+# The second reader's place, and what is chosen there.
+PLACE = """
+const [list] = document.querySelectorAll('#curves select')
+return [list?.value, Math.round(document.getElementById('curves')?.getBoundingClientRect().top ?? 0)]
+"""
+
+
 @rare
-def test_two_browsers_follow_runs_without_losing_what_their_readers_do(site: Site, tmp_path: Path) -> None:
+def test_two_browsers_follow_a_run_without_losing_what_their_readers_do(site: Site, tmp_path: Path) -> None:
     with serving(site, "--interval", "0.5") as (process, address), two_browsers(tmp_path) as (first, second):
         server = address["url"].partition("?")[0]
         for page in (first, second):
@@ -143,30 +151,46 @@ def test_two_browsers_follow_runs_without_losing_what_their_readers_do(site: Sit
             page.wait_for(LIVE, lambda state: state == "good")
             assert page.run("return location.href") == server
             page.run("window.stays = true")
-        # The first reader sorts by name, looks for a run and is still typing; the second looks at the run's own page.
+        # The first reader sorts by name, and is typing what to look for.
         first.run("""
             [...document.querySelectorAll('#runs-table th button')].find(each => each.innerText === 'name').click()
             const field = document.querySelector('#runs input[type=search]')
-            field.focus(); field.value = 'training'; field.dispatchEvent(new Event('input'))
+            field.focus(); field.value = 'light'; field.dispatchEvent(new Event('input'))
         """)
-        second.run(f"document.querySelector('a[href$=\"{RUN}\"]').click()")
-        second.wait_for("return location.pathname", lambda path: path == f"/run/{RUN}")
+        run_id = site.submit(site.light(params={"steps": 100_000, "step_ms": 10}))
+        for page in (first, second):
+            page.wait_for(ROWS, lambda rows: run_id in rows)
+            assert page.run("return window.stays")
+        # The second reader goes on to the run's own page.
+        second.run(f"document.querySelector('a[href$=\"{run_id}\"]').click()")
+        second.wait_for("return location.pathname", lambda path: path == f"/run/{run_id}")
+        second.wait_for(PLACE, lambda found: found[0] is not None)
+        second.run("""
+            window.stays = true
+            const [list] = document.querySelectorAll('#curves select')
+            list.value = 'time'; list.dispatchEvent(new Event('change'))
+            document.getElementById('curves').scrollIntoView()
+        """)
+        chosen, drawn = second.run(PLACE), second.run(DRAWN)
+        second.wait_for(DRAWN, lambda at: at > drawn)
+        assert second.run(PLACE) == chosen
+        # Text that is selected stays until the reader has copied it.
+        second.run("getSelection().selectAllChildren(document.querySelector('#curves h2'))")
+        second.wait_for(LIVE, lambda state: state == "warn")
+        assert second.run("return getSelection().toString()") == "Curves"
+        second.run("getSelection().removeAllRanges()")
         second.wait_for(LIVE, lambda state: state == "good")
-        second.run("window.stays = true")
-        reach(site, 321)
-        first.wait_for(ROWS, lambda rows: "321" in rows.get(RUN, ()))
-        second.wait_for("return document.body.innerText", lambda text: "321" in text)
+        assert second.run(PLACE) == chosen
+        site.call("cancel", run_id)
+        first.wait_for(ROWS, lambda rows: "cancelled" in rows.get(run_id, ()))
+        second.wait_for("return document.querySelector('#head .state').innerText", lambda state: state == "cancelled")
+        assert second.run("return window.stays")
         kept = first.run("""
             const field = document.activeElement
             return [window.stays, field.type, field.value, field.selectionStart,
                 document.querySelector('#runs-table th[aria-sort]').innerText]
         """)
         shown = first.run(ROWS)
-        end = SimulatedRun(RunsRoot(site.runs).run(RUN), executor="local", job="local-9", now=time.time())
-        end.ended("completed")
-        first.wait_for(ROWS, lambda rows: "completed" in rows.get(RUN, ()))
-        second.wait_for("return document.querySelector('#head .state').innerText", lambda state: state == "completed")
-        assert second.run("return window.stays")
         second.open(f"{server}sweep/{SWEEP}")
         second.wait_for(ROWS, lambda rows: len(rows) == 6)
         complaints = [*first.complaints(), *second.complaints()]
@@ -175,8 +199,8 @@ def test_two_browsers_follow_runs_without_losing_what_their_readers_do(site: Sit
         process.wait(timeout=60)
         first.wait_for(LIVE, lambda state: state == "bad")
         assert "the server does not answer" in first.run("return document.getElementById('live').innerText")
-    assert kept == [True, "search", "training", len("training"), "name"]
-    assert list(shown) == [RUN]
+    assert kept == [True, "search", "light", len("light"), "name"]
+    assert list(shown) == [run_id]
     assert complaints == []
     assert {each for each in addresses if not each.startswith(server)} == set()
 

@@ -3,17 +3,24 @@
 no longer the newest ones. A page that nobody sees closes its connection, as browsers have few for a server. */
 (() => {
   const events = document.getElementById("facts").dataset.source.replace("/facts/", "/events/");
-  const sign = Report.element("p", { id: "live", role: "status" });
+  const sign = Report.element("p", { id: "live", role: "status" }, "reading runs ...");
   const LOST = "not live: the server does not answer; is 'slurmtrain serve' still running, and the tunnel to it open?";
   const OVER = "not live: this server no longer accepts the page; open the address that 'slurmtrain serve' has printed last";
+  // How often it is looked whether the reader is done.
+  const PAUSE_MS = 500;
   let stream = null;
-  let newest = null;
-  let drawing = false;
+  let news = null;
+  let isDrawing = false;
   let drawAt = 0;
 
   function say(state, ...texts) {
     sign.className = state;
     sign.replaceChildren(...texts);
+  }
+
+  function sayNews() {
+    if (news.problems.length) say("warn", "live, but: ", ...news.problems.map((each) => Report.element("span", {}, each)));
+    else say("good", "live, ", Report.time(news.as_of));
   }
 
   /* Whether a reader would lose something: text that is selected, or a list or button that is held down. */
@@ -23,31 +30,34 @@ no longer the newest ones. A page that nobody sees closes its connection, as bro
     return isSelecting || document.querySelector("button:active, select:focus:active") !== null;
   }
 
+  const pause = (time) => new Promise((resolve) => setTimeout(resolve, time));
+
+  /* Draws the page until it has the newest facts; what fails is tried again with the next news. */
   async function draw() {
-    if (drawing || document.documentElement.dataset.revision === newest) return;
-    const wait = isBusy() ? 1000 : drawAt - performance.now();
-    drawing = true;
-    if (wait > 0) await new Promise((resolve) => setTimeout(resolve, wait));
-    const began = performance.now();
-    let failed = false;
+    if (isDrawing) return;
+    isDrawing = true;
     try {
-      if (!isBusy()) await Report.refresh();
+      while (document.documentElement.dataset.revision !== news.revision) {
+        await pause(Math.max(0, drawAt - performance.now()));
+        while (isBusy()) {
+          say("warn", "there are newer facts; they are shown once no text is selected");
+          await pause(PAUSE_MS);
+        }
+        const began = performance.now();
+        await Report.refresh();
+        // Drawing a large page again and again must not keep the browser busy.
+        drawAt = performance.now() + 10 * (performance.now() - began);
+        sayNews();
+      }
     } catch (error) {
-      failed = true;
       say("bad", `not live: ${error.message}`);
     }
-    // Drawing a large page again and again must not keep the browser busy.
-    drawAt = performance.now() + 10 * (performance.now() - began);
-    drawing = false;
-    // What failed is tried again with the next news.
-    if (!failed) draw();
+    isDrawing = false;
   }
 
   function hear({ data }) {
-    const news = JSON.parse(data);
-    newest = news.revision;
-    if (news.problems.length) say("warn", "live, but: ", ...news.problems.map((each) => Report.element("span", {}, each)));
-    else say("good", "live, ", Report.time(news.as_of));
+    news = JSON.parse(data);
+    if (!isDrawing) sayNews();
     draw();
   }
 
@@ -59,8 +69,8 @@ no longer the newest ones. A page that nobody sees closes its connection, as bro
     stream.onerror = ({ target }) => say("bad", target.readyState === EventSource.CLOSED ? OVER : LOST);
   }
 
+  document.addEventListener("DOMContentLoaded", () => document.body.append(sign));
   Report.ready.then(() => {
-    document.body.append(sign);
     document.addEventListener("visibilitychange", follow);
     follow();
   });

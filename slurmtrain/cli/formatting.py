@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -188,8 +188,26 @@ def field(name: str, value: Any) -> str:
     """The ``value`` of any field of the JSON by its ``name``: exactly, unless it is a number that was measured."""
     if name == "nodes" and value:
         return describe_nodes(value)
+    if name.startswith("usage."):
+        return _usage(name, value)
     # A parameter was chosen, not measured: with fewer digits it would be another value.
     return number(value) if isinstance(value, float) and not name.startswith("params.") else setting(value)
+
+
+# How the figures of a resource are shown.
+_WRITE_USAGE: Mapping[str, Callable[[float], str]] = {"memory": size, "time": duration}
+
+
+def _usage(name: str, value: Any) -> str:
+    """A field below ``usage``, such as ``usage.memory.used``, or a resource as a whole: ``9.8 GiB of 64.0 GiB``."""
+    _, resource, *rest = name.split(".")
+    if isinstance(value, Mapping):
+        used, limit = (_usage(f"{name}.{part}", value.get(part)) for part in ("used", "asked"))
+        return used if limit == "-" else f"{used} of {limit}"
+    if isinstance(value, str) or rest in (["margin"], ["utilization"]):
+        return setting(value)
+    write = size if rest == ["memory_bytes"] else _WRITE_USAGE.get(resource, number)
+    return "-" if value is None else write(value)
 
 
 def spread(values: Spread | None) -> str:

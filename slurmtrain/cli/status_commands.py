@@ -266,6 +266,9 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "lost steps", "?" if unknown else formatting.number(run["lost_steps"])
     yield "time", describe.describe_time(run["seconds"], run["goodput"])
     yield "cost", describe.describe_cost(run["cost"])
+    for usage in run["usage"]:
+        # "time" says where it went.
+        yield usage["resource"].replace("time", "limit"), usage["why"]
     yield "params", formatting.params(run["params"])
     yield "metrics", formatting.metrics(run, limit=100)
     yield "checkpoint", formatting.newest_checkpoint(run)

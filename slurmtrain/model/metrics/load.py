@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -43,7 +44,7 @@ def read_sample(record: Mapping[str, Any]) -> LoadSample | None:
     figures = {
         name: float(value)
         for name, value in metrics.items()
-        if isinstance(value, int | float) and not isinstance(value, bool)
+        if isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < math.inf
     }
     return LoadSample(float(record["t"]), step if is_whole(step) else None, figures)
 

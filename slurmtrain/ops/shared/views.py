@@ -46,11 +46,11 @@ class RunRecord(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._values:
-            self._values[name] = (FIELDS.get(name) or self.measures[name])(self)
+            self._values[name] = (FIELDS.get(name) or _UNLISTED.get(name) or self.measures[name])(self)
         return self._values[name]
 
     def __contains__(self, name: object) -> bool:
-        return name in FIELDS or name in self.measures
+        return name in FIELDS or name in _UNLISTED or name in self.measures
 
     def __iter__(self) -> Iterator[str]:
         return iter(FIELDS)
@@ -83,6 +83,14 @@ class RunRecord(Mapping[str, Any]):
         ):
             return None
         return idle if time.time() - idle.since >= SAID_AFTER_S else None
+
+    @property
+    def usage(self) -> dict[str, dict[str, Any]]:
+        """What it asked for and used, by resource: by reading all that its nodes have noted."""
+        from slurmtrain.ops.shared.used_resources import usage_by_resource
+
+        run = self.workspace.store.load(self.listed.id)
+        return {} if run is None else usage_by_resource(self.workspace, run, self.eta)
 
     @property
     def _is_training(self) -> bool:
@@ -211,6 +219,10 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "steps_per_second": lambda run: _rounded(run.rate or None),
     "eta_seconds": lambda run: run.eta,
 }
+
+
+# Too much to read for each run of a list that does not ask for it.
+_UNLISTED: Mapping[str, Callable[[RunRecord], Any]] = {"usage": lambda run: run.usage}
 
 
 def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:

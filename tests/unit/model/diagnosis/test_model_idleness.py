@@ -79,7 +79,7 @@ def test_energy_is_summed_over_starts_of_the_ranks() -> None:
     assert joules(LoadSample(0.0, None, figures) for figures in counted) == 295.0
     assert joules([LoadSample(0.0, None, {"x": 1.0})]) is None
     # Files of runs may hold anything.
-    assert read_sample({"t": 1, "step": True, "metrics": {"a": 1, "b": "2", "c": None, "d": False}}) == LoadSample(
-        1.0, None, {"a": 1.0}
-    )
+    assert read_sample(
+        {"t": 1, "step": True, "metrics": {"a": 1, "b": "2", "c": None, "d": False, "e": float("nan"), "f": -1}}
+    ) == LoadSample(1.0, None, {"a": 1.0})
     assert read_sample({"t": 1, "metrics": [1]}) is None

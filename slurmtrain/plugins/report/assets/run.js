@@ -147,7 +147,8 @@ Report.draws("run", (facts) => {
     if (!curves.metrics.length) return;
     const SHOWN = 8;
     const grid = element("div", { class: "grid" });
-    const state = { x: "step", log: false, words: "", all: false, replayed: true };
+    // What was chosen outlasts newer facts.
+    const [state] = Report.choice("curves/state", { x: "step", log: false, words: "", all: false, replayed: true });
     const more = element("button", { type: "button", on: { click: () => { state.all = true; fill(); } } });
     let made = [];
     const redraw = () => made.forEach((figure) => figure.redraw());
@@ -165,7 +166,7 @@ Report.draws("run", (facts) => {
       Report.select("curves/x", "over", ["step", "time", "hours since the start"], "step", (value) => { state.x = value; redraw(); }),
       Report.tick("curves/log", "logarithmic", false, (value) => { state.log = value; redraw(); }),
       run.lost_steps || curves.metrics.some(({ replayed }) => replayed.length) ? Report.tick("curves/replayed", "what was rolled back, in grey", true, (value) => { state.replayed = value; redraw(); }) : null,
-      curves.metrics.length > 3 ? element("label", {}, "find", element("input", { type: "search", on: { input: (event) => { state.words = event.target.value; fill(); } } })) : null);
+      curves.metrics.length > 3 ? element("label", {}, "find", element("input", { type: "search", value: state.words, on: { input: (event) => { state.words = event.target.value; fill(); } } })) : null);
     fill();
     section("curves", "Curves", controls, grid, more, element("p", { class: "note" }, "Dotted lines: where attempts began."),
       curves.left_out.length ? element("p", { class: "note" }, `${plural(curves.left_out.length, "more metric")} left out: ${curves.left_out.slice(0, 10).join(", ")}`) : null);

@@ -364,6 +364,13 @@ class RunHandle:
         wait_for(self._config, [self], timeout)
         return self
 
+    def cost(self) -> dict[str, Any]:
+        """What it has cost so far, and what its interruptions cost of that: ``cost`` of the JSON (docs/cost.md)."""
+        from slurmtrain.ops.shared.run_costs import cost_of_run
+
+        with calling(self._config, again=True) as call:
+            return cost_of_run(call.workspace, self._load())
+
     def cancel(self, *, force: bool = False) -> Self:
         """End it: let it save and exit, and kill what does not exit; returns itself.
 

@@ -29,6 +29,7 @@ COMMANDS = {
     "best": ("compare_commands", "Print the best run by a metric."),
     "diff": ("compare_commands", "Show how two runs differ: spec, code, environment, result."),
     "compare": ("compare_commands", "Compare runs: what differs, and the metrics."),
+    "cost": ("cost_commands", "Say what runs cost, and what their interruptions cost of that."),
     "logs": ("log_commands", "Print the logs of a run."),
     "ui": ("log_commands", "Show runs in MLflow, in a browser."),
     "plot": ("log_commands", "Draw curves of metrics."),
@@ -59,7 +60,7 @@ COMMANDS = {
 SECTIONS = {
     "Start runs": "submit render resume rerun",
     "Look at runs": "status why show logs top plot report serve ui",
-    "Compare runs": "compare best diff",
+    "Compare runs": "compare best diff cost",
     "Steer runs": "cancel wait",
     "Checkpoints": "checkpoint checkpoints verify prune export",
     "Keep order": "tag note archive delete clean",
@@ -78,6 +79,7 @@ _OTHER_WORDS = {
         ("ls list ps squeue queue runs jobs", "'slurmtrain status' lists runs"),
         ("htop monitor tui", "'slurmtrain top' is a live page of all runs"),
         ("mlflow open", "'slurmtrain ui' shows runs in MLflow"),
+        ("costs price bill budget", "'slurmtrain cost RUN' says what a run cost"),
         ("html page", "'slurmtrain report RUN' writes a page about a run"),
         (
             "web dashboard browse site http",

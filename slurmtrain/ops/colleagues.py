@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -24,6 +24,7 @@ from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import check_owned, open_directory, user_name
 
 if TYPE_CHECKING:
+    from slurmtrain.model.run.run import Attempt, Run
     from slurmtrain.system.owned_files import Check
 
 # The journals of a run take some kilobytes for each attempt. More than this would only keep the command busy.
@@ -52,8 +53,22 @@ def runs_of_colleagues(workspace: Workspace) -> tuple[list[dict[str, Any]], list
     """
     runs: list[dict[str, Any]] = []
     notes: list[str] = []
-    for colleague in _colleagues(workspace, notes):
+    for colleague, read in _read_runs(workspace, notes):
         theirs = Workspace(replace(workspace.config, runs=colleague.root.path))
+        row = run_row(read, settled=False, scanned=(), revision=0)
+        listed = Listed(dict(zip(RUNS.columns, row, strict=True)))
+        runs.append({"user": colleague.name, **run_json(theirs, listed)})
+    return runs, notes
+
+
+def attempts_of_colleagues(workspace: Workspace) -> dict[str, Sequence[Attempt]]:
+    """The attempts of the runs of all others who share the root of ``workspace``, by the run's id."""
+    return {read.id: read.attempts for _, read in _read_runs(workspace, [])}
+
+
+def _read_runs(workspace: Workspace, notes: list[str]) -> Iterator[tuple[Colleague, Run]]:
+    """The runs of all others, oldest first for each of them. ``notes`` receives what cannot be read."""
+    for colleague in _colleagues(workspace, notes):
         try:
             handle = open_directory(colleague.root.path, check=colleague.check)
             try:
@@ -66,13 +81,9 @@ def runs_of_colleagues(workspace: Workspace) -> tuple[list[dict[str, Any]], list
             continue
         for run in map(colleague.root.run, filter(is_run_id, sorted(names))):
             try:
-                read = read_run_of(run, colleague.check, _MOST_JOURNAL_BYTES)
-                row = run_row(read, settled=False, scanned=(), revision=0)
-                listed = Listed(dict(zip(RUNS.columns, row, strict=True)))
-                runs.append({"user": colleague.name, **run_json(theirs, listed)})
+                yield colleague, read_run_of(run, colleague.check, _MOST_JOURNAL_BYTES)
             except RunUnreadable as error:
                 notes.append(f"run {run.id} of {colleague.name} cannot be read: {error}")
-    return runs, notes
 
 
 def _colleagues(workspace: Workspace, notes: list[str]) -> Iterator[Colleague]:

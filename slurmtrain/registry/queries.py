@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.query.measures import Measure
     from slurmtrain.model.run.events.base import AnyEvent
     from slurmtrain.model.run.journal_lines import Garbage, Progress
-    from slurmtrain.model.run.run import LedgerEntry, Run
+    from slurmtrain.model.run.run import Attempt, LedgerEntry, Run
     from slurmtrain.registry.cells import Sent
 
 _OPEN = tuple(state for state in RUN_STATES if state not in ENDED)
@@ -165,6 +165,18 @@ def load_runs(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, 
     return {row["id"]: run_of(row, attempts[row["id"]], checkpoints[row["id"]], seconds) for row in runs}
 
 
+def charged_attempts(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[Attempt]]:
+    """The attempts of runs, in order, with no more of each than its cost needs; runs without any are left out."""
+    from slurmtrain.registry.rows import CHARGED
+
+    seconds = spent_seconds(connection, run_ids)
+    by_run: dict[str, list[Attempt]] = {}
+    for run_id, *values in _execute_rows(connection, schema.attempt, run_ids, names=("run_id", *CHARGED.fields)):
+        row = dict(zip(CHARGED.fields, values, strict=True))
+        by_run.setdefault(run_id, []).append(CHARGED.read(row, spent=seconds.get((run_id, row["number"]), {})))
+    return {run_id: sorted(attempts, key=lambda each: each.number) for run_id, attempts in by_run.items()}
+
+
 def sent(connection: sa.Connection, run_ids: Collection[str] | None = None) -> dict[str, dict[str, Sent]]:
     """What trackers have of these runs, or of all: by run id, then by the tracker's name."""
     from slurmtrain.registry.rows import SENT
@@ -225,11 +237,16 @@ def of_runs(table: sa.Table) -> sa.ColumnElement[bool]:
 
 
 def _execute_rows(
-    connection: sa.Connection, table: sa.Table, run_ids: Collection[str] | None, *where: sa.ColumnElement[bool]
+    connection: sa.Connection,
+    table: sa.Table,
+    run_ids: Collection[str] | None,
+    *where: sa.ColumnElement[bool],
+    names: Sequence[str] | None = None,
 ) -> Sequence[Any]:
-    query = sa.select(*table.columns).where(*(() if run_ids is None else (of_runs(table),)), *where)
+    columns = [table.c[name] for name in names or table.columns.keys()]
+    query = sa.select(*columns).where(*(() if run_ids is None else (of_runs(table),)), *where)
     rows = connection.execute(query, {} if run_ids is None else {"ids": json.dumps(list(run_ids))}).all()
-    types = types_of(table)
+    types = [type_of(column) for column in columns]
     # SQLite stores any value in any column.
     if not all(all(map(isinstance, row, types)) for row in rows):
         raise ValueError(f"a value of the wrong type in the table {table.name!r}")
@@ -237,16 +254,10 @@ def _execute_rows(
 
 
 @cache
-def types_of(table: sa.Table) -> list[tuple[type, ...]]:
-    """The types that the values of each column may have."""
-    return [
-        (
-            column.type.python_type,
-            *((int,) if isinstance(column.type, sa.Float) else ()),
-            *((type(None),) if column.nullable else ()),
-        )
-        for column in table.columns
-    ]
+def type_of(column: sa.Column[Any]) -> tuple[type, ...]:
+    """The types that the values of a column may have."""
+    whole = (int,) if isinstance(column.type, sa.Float) else ()
+    return (column.type.python_type, *whole, *((type(None),) if column.nullable else ()))
 
 
 # --- which runs -------------------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ several times as long as SQLite itself, which is noticeable in a command that re
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -35,12 +35,16 @@ T = TypeVar("T", bound="DataclassInstance")
 class RowFormat(Generic[T]):
     """How records of one class are stored in a table: fields in columns of the same name, some as JSON."""
 
-    def __init__(self, table: sa.Table, record: type[T]) -> None:
+    def __init__(self, table: sa.Table, record: type[T], fields: Collection[str] | None = None) -> None:
+        """The format of ``record``, a class, in a ``table``; ``fields``: the only ones that are read; None: all."""
         self.table = table
         self._record = record
         stored = schema.stored_fields(record)
+        if fields is not None:
+            stored = {name: type_ for name, type_ in stored.items() if name in fields}
         self._types = {column.name: stored[column.name] for column in table.columns if column.name in stored}
         self.columns = (*(column.name for column in table.columns if column.name not in stored), *self._types)
+        self.fields = tuple(self._types)
         # attrgetter returns a tuple only for two names or more: each table has at least that many.
         self._values = attrgetter(*self._types)
         self._json = [i for i, name in enumerate(self._types) if schema.is_json(table.c[name])]
@@ -68,6 +72,12 @@ class RowFormat(Generic[T]):
 
 
 ATTEMPTS = RowFormat(schema.attempt, Attempt)
+# What costs follow from: reading thousands of attempts with all that is known of them takes seconds.
+_CHARGED = """
+number job_id restart state cause hosts started_at first_step pack share_gpu executor partition partitions resources
+restarts
+"""
+CHARGED = RowFormat(schema.attempt, Attempt, frozenset(_CHARGED.split()))
 CHECKPOINTS = RowFormat(schema.checkpoint, Checkpoint)
 GARBAGE = RowFormat(schema.garbage, Garbage)
 LEDGER = RowFormat(schema.ledger, LedgerEntry)

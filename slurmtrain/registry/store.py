@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.events.base import P as E
     from slurmtrain.model.run.journal_lines import Garbage
     from slurmtrain.model.run.layout import RunDir
-    from slurmtrain.model.run.run import LedgerEntry, Run
+    from slurmtrain.model.run.run import Attempt, LedgerEntry, Run
     from slurmtrain.model.urls import DatabaseUrl
     from slurmtrain.registry.cells import Sent
     from slurmtrain.registry.queries import IndexRow
@@ -204,6 +204,10 @@ class Store:
     def load_all(self, run_ids: Collection[str]) -> dict[str, Run]:
         """The known ones among these runs, with all attempts and checkpoints."""
         return self.ask(lambda db: queries.load_runs(db, run_ids))
+
+    def charged_attempts(self, run_ids: Collection[str]) -> dict[str, list[Attempt]]:
+        """The attempts of these runs, in order, with no more of each than its cost needs."""
+        return self.ask(lambda db: queries.charged_attempts(db, run_ids))
 
     def events(self, run_id: str, cls: type[E]) -> list[Event[E]]:
         """A run's events of one kind, in no order. ``cls``: the payload class of that kind."""

@@ -21,7 +21,7 @@ from typing import Any
 from slurmtrain.errors import NoPrice
 from slurmtrain.model.experiment.prices import LOCAL, NodeKind, Prices, gpus_of_node, node_kinds, price_of_nodes
 from slurmtrain.model.run.accounting import PLANNED, mean_nodes
-from slurmtrain.model.run.run import CAUSES, GROW, Attempt, Run
+from slurmtrain.model.run.run import CAUSES, GROW, Attempt
 
 KEPT = ("training", "saving", "starting", "stopping")
 """Purposes that a run without interruptions has too."""
@@ -116,6 +116,7 @@ class Charges:
     ``hours``: on nodes, however many; ``node_hours`` and ``gpu_hours``: times their number. ``money`` and
     ``on_demand``: at the prices of their partitions, and at those on demand; None: a price is missing.
     ``outside``: what was paid for partitions other than the one on demand, and for the same time on demand.
+    ``partition``: an attempt's, or several, separated by commas.
     """
 
     hours: float = 0.0
@@ -128,6 +129,7 @@ class Charges:
     interruptions: Mapping[str, int] = field(default_factory=dict)
     problem: str = ""
     """Which price is missing, as a sentence."""
+    partition: str = ""
 
 
 def add_up(charges: Iterable[Charges]) -> Charges:
@@ -161,15 +163,16 @@ def _sums(amounts: Sequence[Mapping[str, float] | None]) -> dict[str, float] | N
     return total
 
 
-def charges_of(run: Run, prices: Prices | None) -> list[Charges]:
-    """What each attempt of a run took, in order.
+def charges_of(attempts: Sequence[Attempt], executor: str, prices: Prices | None) -> list[Charges]:
+    """What each attempt of a run took.
 
     Args:
-        run: The run.
+        attempts: All of them, in order.
+        executor: What starts the run: ``slurm`` or ``local``.
         prices: The prices; None: there are none.
     """
-    by_attempt = zip(run.attempts, seconds_by_purpose(run.attempts), strict=True)
-    return [_Charge(attempt, seconds, attempt.executor or run.executor).at(prices) for attempt, seconds in by_attempt]
+    by_attempt = zip(attempts, seconds_by_purpose(attempts), strict=True)
+    return [_Charge(attempt, seconds, attempt.executor or executor).at(prices) for attempt, seconds in by_attempt]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +205,14 @@ class _Charge:
         nodes = mean_nodes(self.attempt)
         of_nodes, of_gpus = self.shares
         hours = {purpose: seconds / _HOUR_S for purpose, seconds in self.seconds.items()}
+        partitions = {name for kind in node_kinds(self.attempt.resources) for name in self.partitions_of(kind)}
         charges = Charges(
             hours=sum(hours.values()),
             waiting_s=self.attempt.spent.get("queue", 0.0),
             node_hours=_times(hours, nodes * of_nodes),
             gpu_hours=_times(hours, nodes * of_gpus * gpus_of_node(self.attempt.resources)),
             interruptions=dict(interruptions_of(self.attempt)),
+            partition=",".join(sorted(partitions)),
         )
         if prices is None:
             return charges
@@ -221,9 +226,10 @@ class _Charge:
             on_demand = nodes * price_of_nodes(prices, self.attempt.resources, lambda _: [reference], self.shares)
         except NoPrice as error:
             return replace(charges, problem=str(error))
-        is_on_demand = all(self.partitions_of(kind) == [reference] for kind in node_kinds(self.attempt.resources))
         both = (rate * charges.hours, on_demand * charges.hours)
-        return replace(charges, on_demand=_times(hours, on_demand), outside=(0.0, 0.0) if is_on_demand else both)
+        return replace(
+            charges, on_demand=_times(hours, on_demand), outside=(0.0, 0.0) if partitions == {reference} else both
+        )
 
 
 def _times(amounts: Mapping[str, float], factor: float) -> dict[str, float]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache, partial
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,8 @@ class Question:
     """Any run may be the answer, also if nothing is asked; they come as they are named, or the oldest first."""
     all_runs: bool = False
     """Any run may be the answer, archived ones too, and in a shared root other users' runs."""
+    put_away: bool = False
+    """Archived and deleted runs may be the answer, too."""
     folds: bool = False
     """Each sweep is a line of its own, unless the question chooses among runs."""
     tree: bool = False
@@ -130,7 +132,7 @@ def select_runs(workspace: Workspace, runs: ListedRuns, question: Question) -> S
     fields = [*(key.name for key in keys), *question.columns]
     # What may be a measure of a curve, such as min:loss.
     names = [*fields, *(each.name for each in _comparisons(conditions))]
-    measures = [name for name in names if ":" in name or "@" in name]
+    measures = [name for name in names if ":" in name or "@" in name or name.startswith(COST)]
     attach_measures(workspace, records, measures)
     _check(_examples(workspace, runs, records, measures), conditions, fields)
     matching = [record for record in records if all(condition.holds(record) for _, condition in conditions)]
@@ -275,7 +277,7 @@ def _comparisons(conditions: Iterable[_Stated]) -> Iterator[Any]:
 def _candidates(workspace: Workspace, runs: ListedRuns, question: Question, conditions: Sequence[_Stated]) -> list[str]:
     """The ids of the runs that may be the answer, oldest first unless they are named. Raises RunNotFound."""
     named = {each.name for each in _comparisons(conditions)}
-    put_away_too = question.all_runs or not named.isdisjoint(("archived", "deleted_at"))
+    put_away_too = question.all_runs or question.put_away or not named.isdisjoint(("archived", "deleted_at"))
     if question.names:
         from slurmtrain.ops.shared.find import choose_all
 
@@ -351,12 +353,14 @@ def asks_for_states(question: Question) -> bool:
 
 
 _METRICS = "metrics."
+# Begins the names of fields of what a run cost, which few questions are about.
+COST = "cost."
 # How many runs are looked up at once whose curves may be needed.
 _AT_ONCE = 500
 
 
 def attach_measures(workspace: Workspace, records: Iterable[Mapping[str, Any]], names: Iterable[str]) -> None:
-    """Let records have the measures among some names as fields, unless no run has logged such a metric.
+    """Let records have the measures among some names as fields, unless no run has logged such a metric; and costs.
 
     Values are computed when they are first read: finding the curves of runs that other conditions leave out would cost
     more than everything else.
@@ -366,10 +370,13 @@ def attach_measures(workspace: Workspace, records: Iterable[Mapping[str, Any]], 
         records: The runs; colleagues' runs are passed over.
         names: Names of fields; some may be measures.
     """
+    own = {record.listed.id: record for record in records if isinstance(record, RunRecord)}
+    names = list(names)
+    if any(name.startswith(COST) for name in names):
+        _attach_costs(workspace, own)
     measures = {name: measure for name in names if (measure := read_measure(name)) is not None}
     if not measures:
         return
-    own = {record.listed.id: record for record in records if isinstance(record, RunRecord)}
     metrics = {measure.metric for measure in measures.values()}
     is_by_curve = not all(measure.is_summarised for measure in measures.values())
     # What a run has reached is what any of its metrics has.
@@ -391,6 +398,15 @@ def attach_measures(workspace: Workspace, records: Iterable[Mapping[str, Any]], 
     }
     for record in own.values():
         record.measures = {**record.measures, **fields}
+
+
+def _attach_costs(workspace: Workspace, records: Mapping[str, RunRecord]) -> None:
+    """Let records have the field ``cost``, which is computed for all of them when the first one is read."""
+    from slurmtrain.ops.shared.run_costs import costs_of_runs
+
+    costs = cache(lambda: costs_of_runs(workspace, records))
+    for record in records.values():
+        record.measures = {**record.measures, COST.rstrip("."): lambda each: costs()[each.listed.id]}
 
 
 class _Curves:
@@ -415,16 +431,17 @@ class _Curves:
         return curves[metric].kept if metric in curves else Points()
 
 
-def fields_of(workspace: Workspace, records: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, str]:
-    """The fields that names of metrics and measures stand for, by these names; the records get the measures.
+def fields_of(workspace: Workspace, records: Sequence[Mapping[str, Any]], names: Collection[str]) -> dict[str, str]:
+    """The fields that names of metrics, measures and costs stand for, by these names; the records get the measures.
 
     Args:
         workspace: Where the runs are.
         records: The runs.
-        names: Metrics, without ``metrics.``, and measures; a metric comes first if both are called that.
+        names: Metrics, without ``metrics.``, measures, and fields of ``cost``; of two of one name it is the metric.
     """
     metrics = {name for record in records for name in record["metrics"]}
-    fields = {name: name if name not in metrics and read_measure(name) else f"{_METRICS}{name}" for name in names}
+    others = {name for name in names if name not in metrics and (read_measure(name) or name.startswith(COST))}
+    fields = {name: name if name in others else f"{_METRICS}{name}" for name in names}
     attach_measures(workspace, records, fields.values())
     return fields
 

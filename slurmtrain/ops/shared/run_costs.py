@@ -2,12 +2,30 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.experiment.prices import gpus_of_node
 from slurmtrain.model.run.costs import add_up, charges_of, cost_json
-from slurmtrain.model.run.run import Run
+from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
+
+if TYPE_CHECKING:
+    from slurmtrain.ops.shared.views import RunRecord
+
+
+def costs_of_runs(workspace: Workspace, records: Mapping[str, RunRecord]) -> dict[str, dict[str, Any]]:
+    """The field ``cost`` of each of these runs, by the run's id.
+
+    Args:
+        workspace: Where they are.
+        records: The runs, as lists show them, by id.
+    """
+    attempts = workspace.store.charged_attempts(list(records))
+    return {
+        run_id: _cost(workspace, attempts.get(run_id, ()), record.listed.row["executor"], record.listed.resources)
+        for run_id, record in records.items()
+    }
 
 
 def cost_of_run(workspace: Workspace, run: Run) -> dict[str, Any]:
@@ -17,6 +35,12 @@ def cost_of_run(workspace: Workspace, run: Run) -> dict[str, Any]:
         workspace: Where it is.
         run: The run.
     """
+    return _cost(workspace, run.attempts, run.executor, run.resources)
+
+
+def _cost(
+    workspace: Workspace, attempts: Sequence[Attempt], executor: str, resources: Mapping[str, Any]
+) -> dict[str, Any]:
     prices = workspace.config.prices
-    currency = prices.currency if prices else None
-    return cost_json(add_up(charges_of(run, prices)), currency, has_gpus=bool(gpus_of_node(run.resources)))
+    charges = add_up(charges_of(attempts, executor, prices))
+    return cost_json(charges, prices.currency if prices else None, has_gpus=bool(gpus_of_node(resources)))

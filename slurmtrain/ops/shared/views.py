@@ -40,8 +40,8 @@ class RunRecord(Mapping[str, Any]):
         self.workspace = workspace
         self.listed = listed
         self.directory = workspace.root.run(listed.id)
-        self.measures: Mapping[str, Callable[[RunRecord], float | None]] = {}
-        """Further fields that can be read, such as ``min:loss``, but do not belong to the JSON."""
+        self.measures: Mapping[str, Callable[[RunRecord], Any]] = {}
+        """Further fields that can be read, such as ``min:loss`` and ``cost``, but do not belong to the JSON."""
         self._values: dict[str, Any] = {}
 
     def __getitem__(self, name: str) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from datetime import UTC
@@ -11,6 +12,7 @@ import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
 
 import slurmtrain
+from slurmtrain.cli import main
 from slurmtrain.errors import NoCheckpoint, NotAvailable, QueryError, RunBusy, RunNotFound, UserError
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -57,6 +59,14 @@ def test_why_says_what_the_command_says(run: slurmtrain.RunHandle) -> None:
     assert run.why(attempt=1).to_dict()["attempt"] == 1
     with pytest.raises(RunNotFound, match="has no attempt 3"):
         run.why(attempt=3)
+
+
+def test_cost_is_what_show_says(run: slurmtrain.RunHandle, capsys: pytest.CaptureFixture[str]) -> None:
+    cost = run.cost()
+    with pytest.raises(SystemExit):
+        main(["--runs", str(run.directory.parent), "show", run.id, "--json"])
+    assert cost == json.loads(capsys.readouterr().out)["run"]["cost"]
+    assert (cost["unit"], cost["interruptions_by_cause"]) == ("node-hours", {"preempted": 1})
 
 
 def test_attempts_and_checkpoints_are_read_when_they_are_asked_for(

@@ -6,7 +6,8 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from helpers.simulated_run import BEGIN, SimulatedRun
+from helpers.charged_runs import preempted_run
+from helpers.simulated_run import SimulatedRun
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -47,52 +48,6 @@ def read_prices(**keys: Any) -> Prices:
     return prices  # type: ignore[no-any-return]
 
 
-def preempted_run() -> SimulatedRun:
-    """A run on two nodes of `spot` that three preemptions interrupt.
-
-    Each start of its job: in the queue, 40 s of start and 20 s of preflight; later ones restore for 10 s more. Training
-    for 3,000 s, a save after 2,000 s that stalls it for 5 s, and again so after each preemption; then 30 s of stop.
-    The last start trains for 2,000 s, and its last save takes 15 s, the end 5 s.
-    """
-    run = SimulatedRun(now=BEGIN - 1).created(resources={"nodes": {"min": 2, "max": 2}, "gpus_per_node": 4})
-    run.submitted(partition="spot", requeue={"enabled": True})
-    at = BEGIN + 101.0
-    for restart in range(4):
-        folder, resumed = f"attempts/7.{restart}", 100 * restart
-        for node in (0, 1):
-            fields = {"nodes": 2, "host": f"n{node}", "submission": 1, "attempt": 1 + restart, "executor": "slurm"}
-            run.write(f"{folder}/node-{node}.jsonl", "agent", at=at, node=node, **fields)
-        node_0, rank_0 = f"{folder}/node-0.jsonl", f"{folder}/rank-0.jsonl"
-        run.write(node_0, "preflight", at=at + 30, seconds=20.0, findings=[])
-        run.write(node_0, "workers", at=at + 40, processes={})
-        run.write(rank_0, "session", at=at + 50, step=0, world_size=8)
-        begun = at + 60
-        if restart:
-            begun += 10
-            saved = {"path": f"checkpoints/step-{resumed}", "seconds": 5.0, "saved_at": 0.0, "stall_s": 5.0}
-            run.write(rank_0, "restored", at=begun, step=resumed, took_s=10.0, **saved)
-        run.write(rank_0, "total", at=begun, total_steps=400)
-        step = resumed + 100
-        save = {"step": step, "path": f"checkpoints/step-{step}", "bytes": 1, "metrics": {}}
-        if restart == 3:
-            end = begun + 2000
-            run.write(rank_0, "saved", at=end + 15, seconds=15.0, saved_at=end + 15, stall_s=15.0, why="end", **save)
-            run.write(node_0, "end", at=end + 20, cause="completed", reason="", signal=None)
-            run.write(f"{folder}/node-1.jsonl", "end", at=end + 20, cause="completed", reason="", signal=None)
-            return run
-        run.write(
-            rank_0, "saved", at=begun + 2005, seconds=5.0, saved_at=begun + 2005, stall_s=5.0, why="interval", **save
-        )
-        stopped = begun + 3000
-        run.write(node_0, "stopping", at=stopped, cause="preempted")
-        for node in (0, 1):
-            fields = {"cause": "preempted", "reason": "", "signal": "SIGTERM", "failed_at": stopped}
-            run.write(f"{folder}/node-{node}.jsonl", "requeue", at=stopped + 29, cause="preempted")
-            run.write(f"{folder}/node-{node}.jsonl", "end", at=stopped + 30, **fields)
-        at = stopped + 30 + 300
-    return run
-
-
 def spent(charges: Charges) -> float:
     """What all of it cost."""
     assert charges.money is not None, charges.problem
@@ -115,7 +70,7 @@ def run_of(*attempts: Attempt, **resources: Any) -> Run:
 def test_a_run_with_three_preemptions_costs_what_a_person_calculates_by_hand() -> None:
     run = preempted_run().run
     assert [each.cause for each in run.attempts] == ["preempted", "preempted", "preempted", "completed"]
-    charges = add_up(charges_of(run, read_prices()))
+    charges = add_up(charges_of(run.attempts, run.executor, read_prices()))
     cost = cost_json(charges, "EUR")
 
     # Of the first start: 40 s of start, 20 s of preflight. Two nodes at 8 EUR cost 16 EUR for an hour of 3,600 s.
@@ -147,7 +102,7 @@ def test_a_run_with_three_preemptions_costs_what_a_person_calculates_by_hand() -
     assert cost["problem"] is None
 
     # Without prices: GPU-hours, and nothing to compare with.
-    unpriced = cost_json(add_up(charges_of(run, None)), None)
+    unpriced = cost_json(add_up(charges_of(run.attempts, run.executor, None)), None)
     assert (unpriced["currency"], unpriced["unit"], unpriced["on_demand"]) == (None, "GPU-hours", None)
     assert unpriced["spent"] == pytest.approx(11_380 * 8 / 3600)
     assert unpriced["lost"] == pytest.approx(3285 * 8 / 3600)
@@ -233,15 +188,17 @@ def test_only_starts_that_interruptions_cause_are_lost() -> None:
 def test_each_attempt_is_charged_at_the_price_of_its_own_partition() -> None:
     resources = {"gpus_per_node": 2, "gpu_type": "a100"}
     run = run_of(attempt(1, "preempted"), attempt(2, partition="gpu"), **resources)
-    charges = charges_of(run, read_prices())
+    charges = charges_of(run.attempts, run.executor, read_prices())
     assert [spent(each) for each in charges] == [8, 24]
     total = cost_json(add_up(charges), "EUR")
     assert (total["spent"], total["on_demand"]) == (32, 24)
     # A resume gave it other GPUs, whose type has no price of its own.
     other = attempt(2, partition="both", resources={"gpus_per_node": 3, "gpu_type": "h100"})
-    assert [spent(each) for each in charges_of(run_of(attempt(1, "preempted"), other), read_prices())] == [8, 7]
+    assert [
+        spent(each) for each in charges_of(run_of(attempt(1, "preempted"), other).attempts, "slurm", read_prices())
+    ] == [8, 7]
     # What was on demand is compared with nothing.
-    cost = cost_json(add_up(charges_of(run_of(attempt(partition="ondemand")), read_prices())), "EUR")
+    cost = cost_json(add_up(charges_of(run_of(attempt(partition="ondemand")).attempts, "slurm", read_prices())), "EUR")
     assert (cost["on_demand"], cost["saved_by_spot"], cost["break_even_interruptions_per_hour"]) == (12, None, None)
 
 
@@ -262,7 +219,7 @@ def test_the_events_of_a_run_say_where_each_attempt_was_and_what_it_was_given() 
 def test_runs_that_share_a_job_pay_their_share_of_it() -> None:
     def shared(partition: str, **facts: Any) -> float:
         run = run_of(attempt(partition=partition, **facts), gpus_per_node=1)
-        return spent(add_up(charges_of(run, read_prices(on_demand=None))))
+        return spent(add_up(charges_of(run.attempts, run.executor, read_prices(on_demand=None))))
 
     assert (shared("spot"), shared("spot", pack=4), shared("spot", pack=4, share_gpu=True)) == (8, 2, 2)
     # Each has a GPU of its own, unless they share that too.
@@ -273,7 +230,7 @@ def test_runs_that_share_a_job_pay_their_share_of_it() -> None:
 def test_nodes_that_join_later_cost_from_then_on() -> None:
     joined = {"at": 1900.0, "cause": "grow", "joined": [1]}
     grown = attempt(started_at=100.0, hosts={"0": "n0", "1": "n1"}, restarts=[joined])
-    cost = cost_json(add_up(charges_of(run_of(grown), read_prices())), "EUR")
+    cost = cost_json(add_up(charges_of(run_of(grown).attempts, "slurm", read_prices())), "EUR")
     # Half of its hour on one node, half on two.
     assert (cost["spent"], cost["on_demand"], cost["node_hours"], cost["interruptions"]) == (12, 18, 1.5, 0)
 
@@ -286,14 +243,14 @@ def test_components_cost_what_each_of_their_partitions_costs() -> None:
     ]
     facts = {"hosts": {str(node): f"n{node}" for node in range(4)}, "partition": "both"}
     resources = {"components": components, "gpus_per_node": 0}
-    [charges] = charges_of(run_of(attempt(**facts), **resources), read_prices())
+    [charges] = charges_of(run_of(attempt(**facts), **resources).attempts, "slurm", read_prices())
     # One node at 8 EUR, four GPUs at 12 EUR, and one node at 1 EUR with two GPUs at 2 EUR.
     assert spent(charges) == pytest.approx(8 + 48 + 5)
     assert sum((charges.on_demand or {}).values()) == pytest.approx(4 * 12)
     assert sum(charges.gpu_hours.values()) == 6 == 4 * mean_gpus(resources)
     # The agents of its nodes know better.
     noted = {"0": "spot", "1": "both", "2": "both", "3": "gpu"}
-    [charges] = charges_of(run_of(attempt(**facts, partitions=noted), **resources), read_prices())
+    [charges] = charges_of(run_of(attempt(**facts, partitions=noted), **resources).attempts, "slurm", read_prices())
     assert spent(charges) == pytest.approx(8 + 2 * 5 + 2 * 12)
 
 
@@ -306,7 +263,7 @@ def test_components_cost_what_each_of_their_partitions_costs() -> None:
 ))  # fmt: skip
 def test_resources_may_be_anything_that_a_journal_holds(resources: Any) -> None:
     run = run_of(attempt(), **(resources if isinstance(resources, dict) else {"components": [resources]}))
-    cost = cost_json(add_up(charges_of(run, read_prices())), "EUR")
+    cost = cost_json(add_up(charges_of(run.attempts, run.executor, read_prices())), "EUR")
     assert cost["problem"] or cost["spent"] >= 0
 
 
@@ -334,7 +291,9 @@ def test_a_price_that_is_missing_is_named_and_never_guessed(
     partition: str, resources: dict[str, Any], problem: str | None
 ) -> None:
     prices = read_prices(partitions={**PRICES["partitions"], "gpu": {"gpu_hour": {"a100": 12}}})  # type: ignore[dict-item]
-    cost = cost_json(add_up(charges_of(run_of(attempt(partition=partition), **resources), prices)), "EUR")
+    cost = cost_json(
+        add_up(charges_of(run_of(attempt(partition=partition), **resources).attempts, "slurm", prices)), "EUR"
+    )
     assert cost["problem"] == problem
     unit = "GPU-hours" if resources else "node-hours"
     if problem is not None:
@@ -345,24 +304,24 @@ def test_a_price_that_is_missing_is_named_and_never_guessed(
 
 def test_without_a_price_on_demand_there_is_nothing_to_compare_with() -> None:
     prices = read_prices(on_demand="gpu")
-    cost = cost_json(add_up(charges_of(run_of(attempt()), prices)), "EUR")
+    cost = cost_json(add_up(charges_of(run_of(attempt()).attempts, "slurm", prices)), "EUR")
     assert (cost["spent"], cost["on_demand"], cost["saved_by_spot"]) == (8, None, None)
     assert cost["problem"] == "partition gpu has no price for nodes without GPUs: prices.partitions.gpu.node_hour"
     # Nobody has asked for the comparison.
-    cost = cost_json(add_up(charges_of(run_of(attempt()), read_prices(on_demand=None))), "EUR")
+    cost = cost_json(add_up(charges_of(run_of(attempt()).attempts, "slurm", read_prices(on_demand=None))), "EUR")
     assert (cost["spent"], cost["on_demand"], cost["problem"]) == (8, None, None)
 
 
 def test_a_run_of_this_machine_costs_what_local_says() -> None:
     run = run_of(attempt(executor="local", partition=""))
-    [charges] = charges_of(run, read_prices())
+    [charges] = charges_of(run.attempts, run.executor, read_prices())
     assert spent(charges) == 0.5
-    [charges] = charges_of(run, read_prices(partitions={"ondemand": {"node_hour": 12}}))
+    [charges] = charges_of(run.attempts, run.executor, read_prices(partitions={"ondemand": {"node_hour": 12}}))
     assert charges.problem == "this machine has no price: prices.partitions.local"
 
 
 def test_a_run_that_waits_has_cost_nothing_wherever_it_waits() -> None:
     run = run_of(attempt(1, None, spent={"queue": 60.0}, partition="other"))
-    cost = cost_json(add_up(charges_of(run, read_prices())), "EUR")
+    cost = cost_json(add_up(charges_of(run.attempts, run.executor, read_prices())), "EUR")
     assert (cost["spent"], cost["waiting_seconds"], cost["problem"], cost["currency"]) == (0, 60, None, "EUR")
     assert cost_json(add_up([]), "EUR")["spent"] == 0

@@ -1,0 +1,227 @@
+"""What runs cost, as commands print it; the figures themselves are those of test_model_costs.py."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.charged_runs import preempted_run
+from helpers.queried_runs import write_run
+from helpers.workspaces import make_workspace
+
+from slurmtrain.cli import main
+
+PRICES = """
+prices:
+  currency: EUR
+  partitions:
+    spot: {node_hour: 8}
+    ondemand: {node_hour: 12}
+    local: {node_hour: 0.5}
+  on_demand: ondemand
+"""
+SWEEP = "00000000sw"
+# What the run of the helper costs, in hours on two nodes.
+HOURS = (60 + 30 + 8005 + 3285) / 3600
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A runs root with prices: two runs of a sweep that were preempted, and an archived one of this machine."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "slurmtrain.yaml").write_text(PRICES)
+    workspace = make_workspace(tmp_path / "runs")
+    for number in (1, 2):
+        # The second began a day later.
+        now = 1000.0 + 86_400 * (number - 1)
+        preempted_run(workspace.root.run(f"{number:010d}"), now, sweep=SWEEP, executor="slurm")
+    write_run(workspace, 3, "here", archived=True, state="completed", resources={"gpus_per_node": 2})
+    return tmp_path
+
+
+@pytest.fixture
+def run(root: Path, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Runs a command: its exit code, standard output and standard error."""
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        capsys.readouterr()
+        with pytest.raises(SystemExit) as end:
+            main(["--runs", str(root / "runs"), *arguments])
+        printed = capsys.readouterr()
+        return int(end.value.code or 0), printed.out, printed.err
+
+    return command
+
+
+def test_cost_of_a_run_says_where_its_money_went_and_when_on_demand_pays(run: Run) -> None:
+    code, out, err = run("cost", "0000000001")
+    assert (code, err) == (0, "")
+    assert [line.rstrip() for line in out.splitlines()] == [
+        "run 0000000001 (gpt): 50.58 EUR",
+        "",
+        "          EUR",
+        "training  35.58  70.3 %",
+        "saving    0.13   0.3 %",
+        "starting  0.27   0.5 %",
+        "lost      14.60  28.9 %  3 interruptions (3 preempted), 4.87 each",
+        "waiting   0              16m40s in the queue",
+        "",
+        "on demand, without interruptions: 53.97 EUR; 3.39 EUR were saved",
+        "on demand pays from 1.1 interruptions an hour on nodes, at 18m15s lost to each; there were 0.95",
+    ]
+
+
+def test_cost_and_show_have_the_same_figures(run: Run) -> None:
+    spending = json.loads(run("cost", "0000000001", "--json")[1])
+    shown = json.loads(run("show", "0000000001", "--json")[1])["run"]["cost"]
+    assert spending["total"] == shown
+    [listed] = spending["runs"]
+    assert {name: listed[name] for name in shown} == shown
+    assert shown["spent"] == pytest.approx(16 * HOURS)
+    line = next(line for line in run("show", "0000000001")[1].splitlines() if line.startswith("cost"))
+    assert line == ("cost        50.58 EUR, 14.60 lost to 3 interruptions, 0.13 saving, 0.27 starting, on demand 53.97")
+
+
+def test_the_cost_of_a_sweep_is_the_sum_of_its_runs(run: Run) -> None:
+    spending = json.loads(run("cost", SWEEP, "--json")[1])
+    assert [each["id"] for each in spending["runs"]] == ["0000000001", "0000000002"]
+    for name in ("spent", "lost", "saving", "starting", "training", "on_demand", "saved_by_spot", "waiting_seconds"):
+        assert spending["total"][name] == pytest.approx(sum(each[name] for each in spending["runs"])), name
+    assert spending["total"]["interruptions_by_cause"] == {"preempted": 6}
+    # Twice the same: an interruption costs what it cost each of them.
+    for name in ("cost_of_interruption", "break_even_interruptions_per_hour", "interruptions_per_hour"):
+        assert spending["total"][name] == pytest.approx(spending["runs"][0][name])
+    _, out, _ = run("cost", SWEEP)
+    assert out.splitlines()[0] == "2 runs: 101.16 EUR"
+    # Both days, since they differ; one partition and one state are no groups.
+    assert [line.split()[0] for line in out.splitlines() if line.startswith("1970")] == ["1970-01-01", "1970-01-02"]
+    assert not any(line.startswith(("PARTITION", "STATE")) for line in out.splitlines())
+
+
+def test_without_names_all_runs_count_also_archived_ones_by_what_they_have_in_common(run: Run) -> None:
+    spending = json.loads(run("cost", "--json")[1])
+    assert [each["id"] for each in spending["runs"]] == ["0000000001", "0000000002", "0000000003"]
+    by_partition = {each["partition"]: each["spent"] for each in spending["by"]["partition"]}
+    assert list(by_partition) == ["local", "spot"]
+    assert by_partition["spot"] == pytest.approx(32 * HOURS)
+    assert sum(by_partition.values()) == pytest.approx(spending["total"]["spent"])
+    for kind in ("day", "state"):
+        assert sum(each["spent"] for each in spending["by"][kind]) == pytest.approx(spending["total"]["spent"])
+    assert [each["id"] for each in json.loads(run("cost", "--since", "1w", "--json")[1])["runs"]] == ["0000000003"]
+    chosen = json.loads(run("cost", "--where", "sweep = 00000000sw", "--json")[1])
+    assert [each["id"] for each in chosen["runs"]] == ["0000000001", "0000000002"]
+    # The dearest first, as text.
+    lines = run("cost")[1].splitlines()
+    assert [line.split()[0] for line in lines if line.startswith("00")][-1] == "0000000003"
+
+
+def test_csv_has_a_line_for_each_run_with_all_digits(run: Run) -> None:
+    rows = list(csv.DictReader(io.StringIO(run("cost", "--csv")[1])))
+    listed = json.loads(run("cost", "--json")[1])["runs"]
+    assert [float(row["spent"]) for row in rows] == [each["spent"] for each in listed]
+    assert rows[0]["currency"] == "EUR"
+    assert rows[2]["break_even_interruptions_per_hour"] == ""
+
+
+def test_costs_are_fields_to_sort_filter_and_compare_by(run: Run) -> None:
+    columns = ("--columns", "id,cost.spent,cost.unit", "--all")
+    _, out, _ = run("status", *columns, "--sort", "-cost.spent", "--limit", "1")
+    assert out.splitlines()[1].split() == ["0000000002", "50.58", "EUR"]
+    _, out, _ = run("status", *columns, "--where", "cost.lost > 10", "--csv")
+    assert [row["id"] for row in csv.DictReader(io.StringIO(out))] == ["0000000001", "0000000002"]
+    assert json.loads(run("best", SWEEP, "--by", "cost.spent", "--json")[1])["by"] == "cost.spent"
+    compared = json.loads(run("compare", SWEEP, "--metrics", "cost.lost", "--json")[1])
+    assert [each["metrics"]["cost.lost"]["last"] for each in compared["runs"]] == [pytest.approx(14.6)] * 2
+    # It is no field of lists that nobody asked for: all runs would have to be read.
+    assert "cost" not in json.loads(run("status", "--json")[1])["runs"][0]
+
+
+def test_without_prices_costs_are_hours(run: Run, root: Path) -> None:
+    (root / "slurmtrain.yaml").write_text("")
+    code, out, err = run("cost", "0000000001")
+    assert (code, err) == (0, "")
+    assert out.splitlines()[0] == "run 0000000001 (gpt): 25.3 GPU-hours"
+    assert "on demand" not in out
+    total = json.loads(run("cost", "0000000001", "--json")[1])["total"]
+    assert (total["currency"], total["unit"], total["problem"]) == (None, "GPU-hours", None)
+    assert total["spent"] == total["gpu_hours"] == pytest.approx(8 * HOURS)
+
+
+def test_runs_without_a_price_are_named_and_are_in_no_sum(run: Run, root: Path) -> None:
+    (root / "slurmtrain.yaml").write_text("prices: {currency: CHF, partitions: {local: {node_hour: 3}}}\n")
+    missing = "partition spot has no price: prices.partitions.spot"
+    code, out, err = run("cost", "0000000001")
+    assert (code, out.splitlines()[0]) == (0, "run 0000000001 (gpt): 25.3 GPU-hours")
+    assert err == f"warning: {missing}\n"
+    _, out, err = run("cost")
+    assert out.splitlines()[0].startswith("3 runs: <0.001 CHF") or out.splitlines()[0].startswith("3 runs: 0.0")
+    assert err == f"warning: 2 runs with 50.6 GPU-hours are not in the sum: {missing}\n"
+    spending = json.loads(run("cost", "--json")[1])
+    assert spending["total"]["spent"] == spending["runs"][2]["spent"]
+    [unpriced] = spending["unpriced"]
+    assert (unpriced["problem"], unpriced["runs"]) == (missing, 2)
+    shown = json.loads(run("show", "0000000001", "--json")[1])["run"]["cost"]
+    assert (shown["currency"], shown["problem"]) == (None, missing)
+    assert f"({missing})" in run("show", "0000000001")[1].replace("\n            ", " ")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["nothing"], "there is no run 'nothing'"),
+        (["--where", "state = failed"], "no run meets the conditions"),
+        (["--where", "stat = failed"], "none of these runs has a field 'stat'"),
+        (["--since", "soon"], "'soon' is not a time"),
+        (["--csv", "--json"], "--csv and --json exclude each other"),
+    ],
+)
+def test_a_question_that_has_no_answer_is_a_sentence(run: Run, arguments: list[str], sentence: str) -> None:
+    code, out, err = run("cost", *arguments)
+    assert (code, out) == (2, "")
+    assert sentence in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize(
+    ("prices", "sentence"),
+    [
+        ("3", "slurmtrain.yaml:1: prices: expected a section (key: value), found a whole number (3)"),
+        ("{currency: EUR}", "slurmtrain.yaml:1: prices.partitions: this key is required"),
+        ("{partitions: {a: {node_hour: 1}}}", "slurmtrain.yaml:1: prices.currency: this key is required"),
+        ("\n  currency: EUR\n  partitions:\n    a: {node_hour: -1}", ":4: prices.partitions.a.node_hour: expected a"),
+        ("\n  currency: EUR\n  partitions:\n    a: {}", ":4: prices.partitions.a: there is no price"),
+        ("\n  currency: EUR\n  partitions:\n    a: {gpu_hour: {}}", ":4: prices.partitions.a.gpu_hour: there is no"),
+        ("\n  currency: EUR\n  partitions:\n    a: {gpu_hour: x}", "a.gpu_hour: expected a number, found text ('x')"),
+        ("\n  currency: EUR\n  partitions:\n    a: {gpu_hour: {'h 1': 3}}", "expected a type of GPUs as your site"),
+        ("\n  currency: EUR\n  partitions:\n    a: {gpu_hours: 3}", "unknown key; did you mean 'gpu_hour'?"),
+        ("\n  currency: EUR\n  partitions:\n    'a,b': {gpu_hour: 3}", "expected the name of a partition, found 'a,b'"),
+        ("\n  currency: the euro\n  partitions: {a: {node_hour: 1}}", "expected a currency, such as EUR"),
+        ("\n  currency: EUR\n  partitions: {a: {node_hour: .nan}}", "expected a number of at least 0"),
+        (
+            "\n  currency: EUR\n  partitions: {ondemand: {node_hour: 1}}\n  on_demand: on-demand",
+            ":4: prices.on_demand: there is no price of partition 'on-demand' in prices.partitions; did you mean",
+        ),
+    ],
+)  # fmt: skip
+def test_wrong_prices_are_mistakes_with_their_line(run: Run, root: Path, prices: str, sentence: str) -> None:
+    (root / "slurmtrain.yaml").write_text(f"prices: {prices}\n")
+    code, out, err = run("cost")
+    assert (code, out) == (2, "")
+    assert sentence in err
+
+
+def test_what_others_have_named_is_printed_without_its_control_characters(run: Run, root: Path) -> None:
+    workspace = make_workspace(root / "runs")
+    sim: Any = preempted_run(workspace.root.run("0000000004"), name="\x1b[31mred\x1b]0;title\x07")
+    sim.job = "8"
+    sim.submitted(2, by="resume", partition="\x1b[2Jgone").started(submission=2, partition="\x1b[2Jgone")
+    sim.later(50).ended("completed")
+    _, out, err = run("cost", "0000000004")
+    assert "\x1b" not in out + err
+    assert "partition \\x1b[2Jgone has no price" in err

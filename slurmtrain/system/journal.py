@@ -22,8 +22,10 @@ class Journal:
         self._durable = durable
         self._handle: int | None = None
 
-    def write(self, event: Payload) -> float:
+    def write(self, event: Payload, *, durable: bool = True) -> float:
         """Append one event and return its time, in seconds since 1970.
+
+        ``durable``: False: this one may be lost in a power failure, also in a durable journal.
 
         Raises OSError with nothing appended; UntrustedPath.
         """
@@ -39,7 +41,7 @@ class Journal:
             # A full disk may take only the beginning of a line (write(2)). Nobody else writes to this file.
             os.ftruncate(self._handle, os.fstat(self._handle).st_size - written)
             raise
-        if self._durable:
+        if self._durable and durable:
             fsync(self._handle)
         return now
 

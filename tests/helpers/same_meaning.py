@@ -72,6 +72,7 @@ ELSEWHERE = {
     "log": "tests of its own", "slurm": "means nothing here", "setup_node": "test_node_helpers",
     "completed_by": "test_slurm_launchers", "sidecars": "the same", "teardown": "the same",
     "idle_after": "test_idle, test_slurm_idle",
+    "measures": "test_measures",
 }  # fmt: skip
 
 

@@ -55,6 +55,18 @@ class NetworkSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MeasuresSpec:
+    """What is measured of steps, beyond what costs next to nothing and is measured anyway."""
+
+    communication: bool = False
+    """Whether to measure the part of steps that ranks communicate in. torch's profiler records three steps, again and
+    again after four times as many, which then take longer."""
+    peak_tflops: kinds.Amount | None = None
+    """TFLOP/s that a process's device can do at most, for the MFU; null: known for many GPUs. See
+    [measures.md](../measures.md)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Spec:
     """The top level of a spec."""
 
@@ -118,6 +130,8 @@ class Spec:
     """After how long a run whose GPUs do nothing is ended by `watch` or `sync`, with a save; nothing starts it again.
     Without GPUs: whose processes compute nothing and finish no step. null: it is only said. See
     [usage.md](../usage.md#idle-runs)."""
+    measures: MeasuresSpec = MeasuresSpec()
+    """What is measured of steps."""
     env: Variables = field(default_factory=dict)
     """Environment variables of the processes. Values of variables whose names end in TOKEN, KEY, PASSWORD, PASSWD,
     SECRET or CREDENTIAL, and URLs with a password, are never recorded."""

@@ -19,7 +19,7 @@ from contextlib import suppress
 from importlib import import_module, metadata
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from slurmtrain.errors import NotAvailable
 from slurmtrain.system.owned_files import read_readable
@@ -162,6 +162,46 @@ def collectives_started(besides: ProcessGroup | None) -> int | None:
         except (RuntimeError, AttributeError):
             return None
     return count
+
+
+# --- the profiler -----------------------------------------------------------------------------------------------------
+
+
+class RecordedEvent(NamedTuple):
+    """What torch's profiler has recorded: an operator, a kernel, or a range that a program has marked.
+
+    ``on_gpu``: on which device. ``is_range``: whether it is such a range, which contains others. Times are in
+    nanoseconds.
+    """
+
+    name: str
+    begin_ns: int
+    duration_ns: int
+    on_gpu: bool = False
+    is_range: bool = False
+
+
+def recorded_events(profile: Any) -> list[RecordedEvent]:
+    """What a ``profile`` of torch that was stopped has recorded: its own ``events()`` takes 20 times as long."""
+    from torch.autograd import DeviceType
+
+    return [
+        RecordedEvent(
+            event.name(),
+            event.start_ns(),
+            event.duration_ns(),
+            event.device_type() != DeviceType.CPU,
+            bool(event.is_user_annotation()),
+        )
+        for event in profile.profiler.kineto_results.events()
+    ]
+
+
+def is_profiled() -> bool:
+    """Whether torch's profiler records this thread already: there can be only one."""
+    from torch import autograd
+
+    return bool(autograd._profiler_enabled())
 
 
 # --- optimizers -------------------------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import random
 import sys
+import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
@@ -286,6 +287,7 @@ class Loader:
         With other shares, workers are started anew.
         """
         for step in steps:
+            began = time.perf_counter()
             if self._stream is None or self._streamed != self._shares.current:
                 self._streamed = self._shares.current
                 plan = partial(self._division.batches, self._position)
@@ -296,6 +298,7 @@ class Loader:
             self._shares.take(sizes)
             self.weight = self._shares.weight
             self._position = batch.end
+            self._shares.waited_s = time.perf_counter() - began
             yield step, data
 
     def close(self) -> None:

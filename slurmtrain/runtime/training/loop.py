@@ -29,6 +29,7 @@ from slurmtrain.model.diagnosis.hang import PAUSE_S, Phase
 from slurmtrain.model.experiment.launcher import RANKS
 from slurmtrain.model.interruption.exit_report import STOPPED
 from slurmtrain.model.interruption.interval import Vote, steps_to_agreement
+from slurmtrain.model.metrics.step_figures import Durations
 from slurmtrain.model.run.events.base import Payload
 from slurmtrain.model.run.events.rank_events import (
     RankMeasured,
@@ -54,6 +55,8 @@ PAUSE = timedelta(seconds=PAUSE_S)
 logger = logging.getLogger("slurmtrain")
 # The weight of the newest step in the smoothed time of a step.
 _SMOOTHING = 0.2
+# When measures are journaled first, and then after twice the time again and again: a dozen times in a day.
+_RECORD_S = 15.0
 
 
 class TrainingLoop:
@@ -72,6 +75,9 @@ class TrainingLoop:
         # The time of a step, smoothed, and of it what is this rank's own; 0: unknown.
         self._step_s = self._own_s = 0.0
         self._step_began = 0.0
+        # The time of all steps but the first.
+        self._took = Durations()
+        self._record_after_s, self._record_at = _RECORD_S, 0.0
         self._interlude_began: float | None = None
         # After how many steps ranks agree again, and after which.
         self._gap, self._agree_at = 1, 0
@@ -94,6 +100,8 @@ class TrainingLoop:
         now = time.monotonic()
         if steps > 0:
             took = (now - self._step_began) / steps
+            if self._pulse.phase is Phase.TRAINING:
+                self._took.add(took)
             self._step_s = took if not self._step_s else (1 - _SMOOTHING) * self._step_s + _SMOOTHING * took
         self._step_began = now
 
@@ -132,7 +140,23 @@ class TrainingLoop:
     def _measured(self) -> RankMeasured:
         """What this rank has needed since it was started."""
         peak_bytes, memory = peak_memory()
-        return RankMeasured(peak_bytes=peak_bytes, memory=memory)
+        return RankMeasured(
+            peak_bytes=peak_bytes,
+            memory=memory,
+            step_p50_s=self._took.quantile(0.5),
+            step_p95_s=self._took.quantile(0.95),
+        )
+
+    def _record_measures(self) -> None:
+        """Journal what was measured until now, if it is time to: a rank that is killed has no other occasion."""
+        if not self._record_at:
+            self._record_at = self._step_began + self._record_after_s
+        elif self._step_began >= self._record_at:
+            if self._journal is not None:
+                self._journal.write(self._measured(), durable=False)
+            self._record_after_s *= 2
+            self._record_at = self._step_began + self._record_after_s
+            self._note_time(0)
 
     # --- events -------------------------------------------------------------------------------------------------------
 
@@ -433,6 +457,7 @@ class Loop(TrainingLoop):
         # The first report comes before the first step, or after it, when other ranks may still compile theirs.
         self.continue_steps()
         self._flush(always=self._reports > 1)
+        self._record_measures()
 
     def complete(self) -> None:
         """Journal, once, that the work of this rank is done: exit code 0 then means that the run is completed."""

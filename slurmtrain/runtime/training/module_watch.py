@@ -2,7 +2,7 @@
 
 A rank's own time in a step is from its beginning to the end of the forward pass. In data-parallel training this is the
 part where a rank does not wait for others: it loads its data and computes. In the backward pass ranks exchange
-gradients, so all of them take as long as the slowest.
+gradients, so all of them take as long as the slowest. Until the forward pass begins, a rank waits for data.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import logging
 import math
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -21,6 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.utils.hooks import RemovableHandle
 
 from slurmtrain.model.diagnosis.rank_groups import Exchange, describe_unsynchronised
+from slurmtrain.model.metrics.step_figures import Durations
 from slurmtrain.model.run.events.agent_events import RanksApart
 from slurmtrain.runtime.job.torch_private import collectives_started, compiles_hooks
 
@@ -46,6 +47,10 @@ class StepTime:
         """``device``: where the rank computes."""
         self.s = 0.0
         """Seconds; 0: unknown."""
+        self.owns = Durations()
+        """All of them that were measured."""
+        self.waits = Durations()
+        """Of the same steps, the time until the forward pass began."""
         self.is_measuring = False
         """Whether :meth:`begin` has been called since the last :meth:`end`."""
         self._timer: _Clock | _Events = _Events(device) if device.type == "cuda" else _Clock()
@@ -65,11 +70,17 @@ class StepTime:
         if not self._modules:
             return
         self.is_measuring = True
-        took = self._timer.begin()
+        waited, took = self._timer.begin()
         if took > 0:
             self.s = took if not self.s else (1 - _SMOOTHING) * self.s + _SMOOTHING * took
+            self.owns.add(took)
+            self.waits.add(waited)
         if not self._hooks:
-            self._hooks = [module.register_forward_hook(_Hook(self._timer)) for module in self._modules]
+            begun, ended = _Hook(self._timer.forward_begun), _Hook(self._timer.forward_ended)
+            for module in self._modules:
+                # Before the hooks of the script, and of libraries, which may take long.
+                self._hooks.append(module.register_forward_pre_hook(begun, prepend=True))
+                self._hooks.append(module.register_forward_hook(ended))
 
     def discard(self) -> None:
         """Measure nothing in this step: something else than training takes time in it."""
@@ -84,15 +95,15 @@ class StepTime:
 
 
 class _Hook:
-    """Tells a timer that a forward pass has ended."""
+    """Tells a timer that a forward pass has begun or ended."""
 
-    def __init__(self, timer: _Clock | _Events) -> None:
-        self._timer = timer
+    def __init__(self, note: Callable[[], None]) -> None:
+        self._note = note
 
     def __call__(self, *_: object) -> None:
         # Add nothing to the graph of a function that the script compiles.
         if not torch.compiler.is_compiling():
-            self._timer.forward_ended()
+            self._note()
 
     def __reduce__(self) -> tuple[Any, ...]:
         # A copy of a module, even one loaded where slurmtrain is not installed, has a hook that does nothing.
@@ -117,16 +128,24 @@ class _Clock:
 
     def __init__(self) -> None:
         self._began = 0.0
-        self._took = 0.0
+        self._waited = self._took = 0.0
 
-    def begin(self) -> float:
-        """Begin a step; returns the own time of the previous one, in seconds, 0 if unknown."""
-        took, self._took = self._took, 0.0
+    def begin(self) -> tuple[float, float]:
+        """Begin a step; returns the previous one's time until the forward pass began, and until it ended, in seconds.
+
+        They are 0 if they are unknown.
+        """
+        figures = self._waited, self._took
+        self._waited = self._took = 0.0
         self._began = time.perf_counter()
-        return took
+        return figures
 
     def discard(self) -> None:
         self._began = 0.0
+
+    def forward_begun(self) -> None:
+        if self._began and not self._waited:
+            self._waited = time.perf_counter() - self._began
 
     def forward_ended(self) -> None:
         if self._began:
@@ -135,7 +154,7 @@ class _Clock:
 
 
 class _Events:
-    """Own time of a step on a GPU, between two CUDA events, which must have passed before another step is measured.
+    """Own time of a step on a GPU, between CUDA events, which must have passed before another step is measured.
 
     The first event passes when the GPU has finished the previous step, or at once if it is idle, so that waiting for
     data counts.
@@ -144,29 +163,36 @@ class _Events:
     def __init__(self, device: torch.device) -> None:
         self._stream_of = device
         self._first: Any = None
+        self._used: Any = None
         self._last: Any = None
-        self._open = self._closed = False
+        self._open = self._begun = self._closed = False
 
-    def begin(self) -> float:
-        """Begin a step; returns the own time of an earlier one, in seconds, 0 if none has become known since."""
-        took = 0.0
+    def begin(self) -> tuple[float, float]:
+        """As of :class:`_Clock`: the figures of an earlier step, 0 if they have not become known since."""
+        figures = 0.0, 0.0
         if self._closed:
             if not self._last.query():
-                return 0.0
-            took, self._closed = self._first.elapsed_time(self._last) / 1e3, False
+                return figures
+            figures = self._first.elapsed_time(self._used) / 1e3, self._first.elapsed_time(self._last) / 1e3
+            self._closed = False
         if self._first is None:
             event: Any = torch.cuda.Event
-            self._first, self._last = event(enable_timing=True), event(enable_timing=True)
+            self._first, self._used, self._last = (event(enable_timing=True) for _ in range(3))
         self._first.record(torch.cuda.current_stream(self._stream_of))
-        self._open = True
-        return took
+        self._open, self._begun = True, False
+        return figures
 
     def discard(self) -> None:
         self._open = False
 
+    def forward_begun(self) -> None:
+        if self._open and not self._begun and not torch.cuda.is_current_stream_capturing():
+            self._used.record(torch.cuda.current_stream(self._stream_of))
+            self._begun = True
+
     def forward_ended(self) -> None:
         # Events recorded in a CUDA graph have no time.
-        if self._open and not torch.cuda.is_current_stream_capturing():
+        if self._open and self._begun and not torch.cuda.is_current_stream_capturing():
             self._last.record(torch.cuda.current_stream(self._stream_of))
             self._open, self._closed = False, True
 

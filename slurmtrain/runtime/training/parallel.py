@@ -61,6 +61,8 @@ class Shares:
         """The most samples of a microbatch since this was None; None if none was divided."""
         self.samples = 0
         """How many samples all batches so far had, of all ranks together."""
+        self.waited_s = 0.0
+        """How long a loader waited for the data of the current step, in seconds."""
         self._least = microbatches
         self._differ = differ
         self._limits: tuple[int | None, ...] = ()
@@ -79,6 +81,7 @@ class Shares:
     def begin_step(self) -> None:
         """Begin or leave a step: what was shared in the one before does not count any more."""
         self.weight = self._before_steps
+        self.waited_s = 0.0
 
     @property
     def has_samples(self) -> bool:

@@ -39,6 +39,7 @@ from slurmtrain.runtime.environment.variables import use_loopback
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.run_reader import read_interruptions
 from slurmtrain.runtime.job.torch_private import check_version, import_checkpoints
+from slurmtrain.runtime.training.communication import CommunicationSampler
 from slurmtrain.runtime.training.loader import Loaders
 from slurmtrain.runtime.training.loop import this_ranked_worker
 from slurmtrain.runtime.training.parallel import Shares
@@ -272,6 +273,8 @@ class Session(SteppedTraining):
         if mixed and self.world_size > 1:
             run = attempt.run if attempt is not None else None
             self._balancer = load_plugin(STRATEGIES, "mixed")(self._shares, self._ranks, run)
+        if self._plan is not None and self._plan.spec.measures.communication:
+            self._communication = CommunicationSampler(self.device, alone=self.world_size == 1)
         if attempt is not None:
             self._hear_signals()
             self._journal = Journal(attempt.rank_journal(self.rank))

@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 import contextlib
+import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, overload
 
+import torch
+
 from slurmtrain.errors import CheckpointError
 from slurmtrain.model.diagnosis.hang import Phase
+from slurmtrain.model.experiment.strategy import FP32
 from slurmtrain.model.interruption.exit_report import STOPPED
+from slurmtrain.model.metrics.step_figures import PRECISIONS, TF32, peak_flops
 from slurmtrain.model.run.events.rank_events import RankMeasured, SharesChosen, TrainingStarted
 from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.checkpoint.rng import share_random_numbers
 from slurmtrain.runtime.environment.node import Worker
+from slurmtrain.runtime.training.communication import CommunicationSampler
 from slurmtrain.runtime.training.loop import PAUSE, TrainingLoop, check_limit, logger
 from slurmtrain.runtime.training.module_watch import StepTime, SynchronyWatch
 from slurmtrain.runtime.training.parallel import ParallelTraining
+from slurmtrain.runtime.training.passes import hardware_of
 
 if TYPE_CHECKING:
-    import torch
-
+    from slurmtrain.model.experiment.plan import Plan
     from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
     from slurmtrain.runtime.job.process_group import RankGroup
     from slurmtrain.runtime.training.loader import Loader
@@ -29,11 +35,22 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class StatedFigures:
+    """What a script has stated of its model (:meth:`SteppedTraining.measure`), and what its device could do."""
+
+    samples_per_step: int | None = None
+    tokens_per_sample: float | None = None
+    flops_per_sample: float | None = None
+    peak_flops: float | None = None
+
+
 class SteppedTraining(TrainingLoop, ParallelTraining):
     """The part of a session that goes through steps."""
 
     rank: int
     device: torch.device
+    _plan: Plan | None
     _ranks: RankGroup
 
     def __init__(self, worker: Worker) -> None:
@@ -45,6 +62,10 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
         # A plug-in, on mixed hardware.
         self._balancer: Any = None
         self._own_time = StepTime(self.device)
+        # Seconds of the same steps as ``_took`` in which a loader waited for data.
+        self._waited_s = 0.0
+        self._stated = StatedFigures()
+        self._communication: CommunicationSampler | None = None
         self._registered: tuple[object, ...] = ()
         self._synchrony: SynchronyWatch | None = None
         self._restored_rng: dict[str, Any] | None = None
@@ -87,6 +108,32 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
             raise ValueError(f"run.steps() needs a whole number of steps, not {total!r}")
         self._strategy.check_applied()
         self._write_first(TrainingStarted(total_steps=total))
+        self._begin_steps(total, are_loaded=loader is not None)
+        try:
+            while self.step < total:
+                self._in_step = True
+                self._shares.begin_step()
+                if self.step + 1 >= self._agree_at and self._pulse.phase is not Phase.FIRST:
+                    # The last step before ranks agree: the pipeline of a GPU has filled again since the last time. Not
+                    # the first one: torch.compile traces there, and must not see the hooks.
+                    self._own_time.begin()
+                    self._own_s = self._own_time.s
+                elif self._own_time.is_measuring:
+                    self._own_time.end()
+                if self._balancer is not None:
+                    self._balancer.begin(self.step, due=self.step + 1 >= self._agree_at)
+                if self._communication is not None:
+                    self._communication.begin_step()
+                yield self.step
+                self._finish_step(counts=self._communication is None or not self._communication.end_step())
+            if self._synchrony is not None:
+                self._synchrony.look(self.step)
+            self._save_if_new("end")
+        finally:
+            self._end_steps()
+
+    def _begin_steps(self, total: int, *, are_loaded: bool) -> None:
+        """Prepare what takes part in all steps up to ``total``, whose batches may be loaded."""
         self._restore_rng()
         # After the restore, which gives each rank a state of its own.
         share_random_numbers(self._ranks, self._strategy.tp_size)
@@ -105,33 +152,18 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
             journal = self._journal if self.rank == 0 else None
             self._synchrony = SynchronyWatch(self._registered, self._ranks, journal, self.step)
         self._beat(Phase.FIRST)
-        self._shares.begin_steps(are_loaded=loader is not None)
-        try:
-            while self.step < total:
-                self._in_step = True
-                self._shares.begin_step()
-                if self.step + 1 >= self._agree_at and self._pulse.phase is not Phase.FIRST:
-                    # The last step before ranks agree: the pipeline of a GPU has filled again since the last time. Not
-                    # the first one: torch.compile traces there, and must not see the hooks.
-                    self._own_time.begin()
-                    self._own_s = self._own_time.s
-                elif self._own_time.is_measuring:
-                    self._own_time.end()
-                if self._balancer is not None:
-                    self._balancer.begin(self.step, due=self.step + 1 >= self._agree_at)
-                yield self.step
-                self._finish_step()
-            if self._synchrony is not None:
-                self._synchrony.look(self.step)
-            self._save_if_new("end")
-        finally:
-            self._samples = self._shares.samples
-            self._shares.begin_step()
-            self._own_time.end()
-            if self._balancer is not None:
-                self._balancer.close()
-            if self._pulse.phase is not Phase.STOPPING:
-                self._beat(Phase.READY)
+        self._shares.begin_steps(are_loaded=are_loaded)
+
+    def _end_steps(self) -> None:
+        self._samples = self._shares.samples
+        self._shares.begin_step()
+        self._own_time.end()
+        if self._communication is not None:
+            self._communication.close()
+        if self._balancer is not None:
+            self._balancer.close()
+        if self._pulse.phase is not Phase.STOPPING:
+            self._beat(Phase.READY)
 
     @contextlib.contextmanager
     def pause(self, activity: str = "", limit: timedelta = PAUSE) -> Iterator[None]:
@@ -184,9 +216,59 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
             if not self._in_step:
                 self._metrics.write(self.step)
 
+    def measure(
+        self,
+        *,
+        flops_per_sample: float | None = None,
+        tokens_per_sample: float | None = None,
+        samples_per_step: int | None = None,
+        precision: str | None = None,
+    ) -> None:
+        """State facts about the model, from which tokens a second and the MFU are computed; anywhere in the session.
+
+        For a transformer with N parameters and sequences of T tokens, ``run.measure(flops_per_sample=6 * N * T,
+        tokens_per_sample=T)`` is the usual estimate.
+
+        Args:
+            flops_per_sample: Floating point operations that a sample needs, forward and backward, without activations
+                that are computed again.
+            tokens_per_sample: How many tokens a sample has, on average.
+            samples_per_step: The samples of a step, of all ranks together; needed only if batches come neither from
+                :meth:`loader` nor from :meth:`share`.
+            precision: What matrices are multiplied in: ``bf16``, ``fp16``, ``tf32`` or ``fp32``; by default the spec's
+                ``mixed_precision``, else what torch is set to.
+
+        Raises:
+            ValueError: A number is not positive, or there is no such precision.
+        """
+        numbers = {
+            "flops_per_sample": flops_per_sample,
+            "tokens_per_sample": tokens_per_sample,
+            "samples_per_step": samples_per_step,
+        }
+        for name, number in numbers.items():
+            if number is not None and not (isinstance(number, int | float) and 0 < number < math.inf):
+                raise ValueError(f"run.measure() needs a positive number for {name}, not {number!r}")
+        if precision is not None and precision not in PRECISIONS:
+            raise ValueError(f"run.measure() knows the precisions {', '.join(PRECISIONS)}, not {precision!r}")
+        changes: dict[str, Any] = {name: number for name, number in numbers.items() if number is not None}
+        self._stated = replace(self._stated, **changes)
+        if self._stated.flops_per_sample is not None:
+            self._stated = replace(self._stated, peak_flops=self._find_peak(precision))
+
+    def _find_peak(self, precision: str | None) -> float | None:
+        """What this rank's device can do at most: as the spec says, or as known of its GPU; None: unknown."""
+        spec = self._plan.spec if self._plan is not None else None
+        if spec is not None and spec.measures.peak_tflops:
+            return spec.measures.peak_tflops * 1e12
+        chosen = precision or self._strategy.precision
+        if precision is None and chosen == FP32 and torch.backends.cuda.matmul.fp32_precision == TF32:
+            chosen = TF32
+        return peak_flops(hardware_of(self.device)[0], chosen)
+
     # --- between steps ----------------------------------------------------------------------------------------------
 
-    def _finish_step(self) -> None:
+    def _finish_step(self, *, counts: bool = True) -> None:
         # Everything that is done after each step. Training has evicted the caches, so that each additional function
         # call costs a microsecond or two: see scripts/bench step.
         self._in_step = False
@@ -195,7 +277,9 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
             self._note_shares(self._balancer.end(self.step))
         if self.rank == 0:
             self._metrics.write(self.step)
-        self._note_time()
+        self._note_time(int(counts))
+        if counts and self._pulse.phase is Phase.TRAINING:
+            self._waited_s += self._shares.waited_s
         self._beat(self._pulse.phase)
         if self.step >= self._agree_at:
             self._agree()
@@ -220,6 +304,8 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
             self._synchrony.look(self.step)
             self._note_time(0)
         self._outside_step(lambda checkpointer: checkpointer.advance(self.step, agreed, self._metrics.latest))
+        self._samples = self._shares.samples
+        self._record_measures()
         # After the last step nothing is left to stop: the run completes.
         if agreed.stop and self.step < self._total:
             self._stop()
@@ -265,12 +351,32 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
 
     def _measured(self) -> RankMeasured:
         """What this rank has needed since it was started."""
+        stated, steps, recorded = self._stated, self.step - self._first_step, self._communication
+        counted = stated.samples_per_step and steps * stated.samples_per_step
         return replace(
             super()._measured(),
-            steps=self.step - self._first_step,
-            samples=self._samples or None,
+            steps=steps,
+            samples=counted or self._samples or None,
             epoch_samples=self._loaders.epoch_samples,
+            own_p50_s=self._own_time.owns.quantile(0.5),
+            data_wait_share=self._data_wait_share(),
+            communication_share=None if recorded is None else recorded.share,
+            profiled_steps=recorded.steps or None if recorded is not None else None,
+            profiled_s=recorded.seconds or None if recorded is not None else None,
+            tokens_per_sample=stated.tokens_per_sample,
+            flops_per_sample=stated.flops_per_sample,
+            peak_flops=stated.peak_flops,
         )
+
+    def _data_wait_share(self) -> float | None:
+        """The part of the time of steps in which this rank waited for data; None: unknown."""
+        step_s, used_s = self._took.mean, self._own_time.waits.mean
+        if not step_s:
+            return None
+        # A GPU may compute while the loader waits for data, and is known to be idle only until the forward pass.
+        if used_s is not None and (not self._waited_s or self.device.type == "cuda"):
+            return min(1.0, used_s / step_s)
+        return min(1.0, self._waited_s / self._took.total_s) if self._waited_s else None
 
     def _finish(self) -> None:
         """Save the last step of a script that has finished, even if it left its loop early."""

@@ -256,6 +256,11 @@ class Strategy:
         self._replaced: list[weakref.ref[nn.Parameter]] = []
 
     @property
+    def precision(self) -> str:
+        """What this rank computes in: ``fp32``, ``bf16`` or ``fp16``."""
+        return self._precision
+
+    @property
     def dp_size(self) -> int:
         """Into how many parts the batch of a step is divided. Raises StrategyError if the mesh has other sizes."""
         return sizes_of(self._spec, self._ranks.world_size).dp

@@ -93,10 +93,13 @@ class TrainingCompleted(Payload):
     """Finished steps; None if unknown."""
 
 
-# The registry does not keep it: ops/query/performance.py reads it from the journals of ranks.
+# The registry does not keep it: ops/shared/run_measures.py reads it from the journals of ranks.
 @payload("measured")
 class RankMeasured(Payload):
-    """The resources that the rank has used since its start, recorded when its work is done or it stops."""
+    """How fast the rank was since its start, and what it has used; the last event counts.
+
+    It is recorded ever more rarely while the rank trains, and when its work is done or it stops.
+    """
 
     steps: int | None = field(default=None, metadata=OMIT_NONE)
     """How many steps it has finished since then; None: unknown."""
@@ -108,6 +111,27 @@ class RankMeasured(Payload):
     """The most memory that it has used at once; None: unknown."""
     memory: str = ""
     """Which memory that is. ``gpu``: what torch had allocated on one GPU. ``process``: what was resident of it."""
+    step_p50_s: float | None = field(default=None, metadata=OMIT_NONE)
+    """Seconds of the median step, without saves, pauses and the first step."""
+    step_p95_s: float | None = field(default=None, metadata=OMIT_NONE)
+    """Seconds that 95 % of these steps did not exceed."""
+    own_p50_s: float | None = field(default=None, metadata=OMIT_NONE)
+    """Seconds until the end of the forward pass, where the rank does not wait for others: the median of some steps."""
+    data_wait_share: float | None = field(default=None, metadata=OMIT_NONE)
+    """The part of the time of steps, from 0 to 1, in which the rank waited for data."""
+    communication_share: float | None = field(default=None, metadata=OMIT_NONE)
+    """The part of the time of a few steps, from 0 to 1, in which the rank communicated or waited for other ranks, and
+    did nothing else."""
+    profiled_steps: int | None = field(default=None, metadata=OMIT_NONE)
+    """How many steps a profiler has recorded, which says nothing about the others' speed."""
+    profiled_s: float | None = field(default=None, metadata=OMIT_NONE)
+    """Seconds that these took, with the start and the end of the profiler."""
+    tokens_per_sample: float | None = field(default=None, metadata=OMIT_NONE)
+    """As the script has stated it."""
+    flops_per_sample: float | None = field(default=None, metadata=OMIT_NONE)
+    """Floating point operations that the model needs for a sample in a step, as the script has stated it."""
+    peak_flops: float | None = field(default=None, metadata=OMIT_NONE)
+    """How many of them the rank's device could do in a second, in the precision of the model."""
 
 
 @payload("raised")

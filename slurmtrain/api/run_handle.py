@@ -219,6 +219,13 @@ class RunHandle:
         return None if newest is None else CheckpointInfo.from_record(newest, self._record.directory)
 
     @property
+    def measures(self) -> dict[str, Any]:
+        """How fast it was and what it needed, as ``show --json`` prints it (docs/measures.md); None: not known."""
+        from slurmtrain.ops.shared.run_details import measures_json
+
+        return measures_json(self._record.directory, self._load())
+
+    @property
     def attempts(self) -> list[AttemptInfo]:
         """All attempts, oldest first."""
         return [AttemptInfo.from_record(attempt) for attempt in self._load().attempts]

@@ -95,7 +95,9 @@ def compare_command(
             output.print_csv([[*rows[0]], *([*row.values()] for row in rows)])
         else:
             output.note(f"compared with {compared.baseline.id} ({compared.baseline.name})")
-            tables.print_lines(_PERFORMANCE_COLUMNS, rows)
+            # Figures that few runs have take no room where none has them.
+            columns = [each for each in _PERFORMANCE_COLUMNS if each not in _SELDOM or any(map(_has(each), rows))]
+            tables.print_lines(columns, rows)
         return 0
     answer = put_side_by_side(workspace, observed.runs, question, metrics, by, larger)
     output.warn(answer.notes)
@@ -108,15 +110,27 @@ def compare_command(
     return 0
 
 
-def _figures(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
 def _percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f} %"
 
 
-# Of runs of ``compare --performance --json``. IDEAL: the speed-up in percent of the ideal one. HOURS/1000: GPU-hours
+def _has(column: Column) -> Callable[[Mapping[str, Any]], bool]:
+    return lambda run: column.cell(run) != "-"
+
+
+def _share(value: float | None) -> str:
+    return "-" if value is None else _percent(100 * value)
+
+
+_SELDOM = (
+    Column("TOKENS/S", lambda run: formatting.figures(run["tokens_per_second"]), rank=5),
+    Column("DATA", lambda run: _share(run["data_wait_share"]), rank=5),
+    Column("COMM", lambda run: _share(run["communication_share"]), rank=5),
+    Column("MFU", lambda run: _share(run["mfu"]), rank=5),
+    Column("KWH", lambda run: formatting.figures(run["energy_kwh"]), rank=6),
+)
+# Of runs of ``compare --performance --json``. DATA and COMM: the parts of steps in which ranks waited for data, and
+# communicated. IDEAL: the speed-up in percent of the ideal one. HOURS/1000: GPU-hours
 # (or process-hours) for 1000 steps.
 _PERFORMANCE_COLUMNS = (
     Column("ID", lambda run: run["id"]),
@@ -125,13 +139,16 @@ _PERFORMANCE_COLUMNS = (
     Column("NODES", lambda run: formatting.number(run["nodes"]), rank=4),
     Column("PROCS", lambda run: formatting.number(run["processes"]), rank=2),
     Column("GPUS", lambda run: formatting.number(run["gpus"]), rank=2),
-    Column("STEPS/S", lambda run: _figures(run["steps_per_second"]), rank=1),
-    Column("SAMPLES/S", lambda run: _figures(run["samples_per_second"]), rank=3),
-    Column("S/EPOCH", lambda run: _figures(run["epoch_seconds"]), rank=3),
+    Column("STEPS/S", lambda run: formatting.figures(run["steps_per_second"]), rank=1),
+    Column("SAMPLES/S", lambda run: formatting.figures(run["samples_per_second"]), rank=3),
+    Column("P50", lambda run: formatting.step_time(run["step_p50_s"]), rank=5),
+    Column("P95", lambda run: formatting.step_time(run["step_p95_s"]), rank=5),
+    Column("S/EPOCH", lambda run: formatting.figures(run["epoch_seconds"]), rank=3),
     Column("TOTAL", lambda run: formatting.duration(run["total_seconds"]), rank=4),
     Column("MEMORY", lambda run: formatting.size(run["memory_bytes"]), rank=2),
     Column("UTIL", lambda run: _percent(run["utilization"]), rank=3),
-    Column("HOURS/1000", lambda run: _figures(run["hours_per_1000_steps"]), rank=4),
+    *_SELDOM,
+    Column("HOURS/1000", lambda run: formatting.figures(run["hours_per_1000_steps"]), rank=4),
     Column("SPEED-UP", lambda run: "-" if run["speedup"] is None else f"{run['speedup']:.2f}"),
     Column("IDEAL", lambda run: "-" if run["of_ideal"] is None else _percent(100 * run["of_ideal"]), rank=1),
 )

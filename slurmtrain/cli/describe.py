@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from statistics import median_low
 from typing import Any
 
 from slurmtrain.cli import formatting
@@ -275,6 +276,37 @@ def describe_cost(cost: Mapping[str, Any]) -> str:
     if cost["saved_by_spot"] is not None:
         parts.append(f"on demand {formatting.amount(cost['on_demand'], cost['currency'])}")
     return ", ".join(parts) + (f" ({cost['problem']})" if cost["problem"] else "")
+
+
+def describe_speed(measures: Mapping[str, Any]) -> str:
+    """How fast a run was, and what its steps were spent on, by the ``measures`` of its JSON; may be empty."""
+    rates = [
+        f"{formatting.figures(measures[f'{unit}_per_second'])} {unit}/s"
+        for unit in ("steps", "samples", "tokens")
+        if measures[f"{unit}_per_second"] is not None
+    ]
+    shares = [
+        f"{title} {100 * measures[name]:.0f} %"
+        for title, name in (("data", "data_wait_share"), ("communication", "communication_share"), ("MFU", "mfu"))
+        if measures[name] is not None
+    ]
+    median, most = (formatting.step_time(measures[name]) for name in ("step_p50_s", "step_p95_s"))
+    step = [] if median == "-" else [f"step {median} (p95 {most})"]
+    energy = measures["energy_kwh"]
+    return ", ".join([*rates, *step, *shares, *([] if energy is None else [f"{formatting.figures(energy)} kWh"])])
+
+
+def describe_slow_ranks(measures: Mapping[str, Any]) -> str:
+    """The ranks that others wait for, by the ``measures`` of a run's JSON; empty if there are none."""
+    if not measures["slow_ranks"]:
+        return ""
+    ranks = {rank["rank"]: rank for rank in measures["ranks"]}
+    median = formatting.step_time(median_low(rank["own_p50_s"] for rank in ranks.values() if rank["own_p50_s"]))
+    named = [
+        f"rank {rank['rank']} on {rank['node'] or 'an unknown node'} ({formatting.step_time(rank['own_p50_s'])})"
+        for rank in map(ranks.__getitem__, measures["slow_ranks"])
+    ]
+    return f"{', '.join(first_of(named, _SHOWN))}; the median rank needs {median} of its own in a step"
 
 
 def describe_restart(restart: Mapping[str, Any]) -> str:

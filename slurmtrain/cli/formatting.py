@@ -41,6 +41,18 @@ def duration(seconds: float | None) -> str:
     return f"{minutes}m{whole % 60:02d}s" if minutes else f"{whole}s"
 
 
+def figures(value: float | None) -> str:
+    """A quantity, to three figures, with whole thousands."""
+    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
+
+
+def step_time(seconds: float | None) -> str:
+    """How long a step takes, with three digits."""
+    if seconds is None:
+        return "-"
+    return f"{seconds:.3g} s" if seconds >= 1 else f"{1000 * seconds:.3g} ms"
+
+
 def size(count: float | None) -> str:
     """A number of bytes, in units of 1024."""
     if count is None:

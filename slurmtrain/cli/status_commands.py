@@ -269,6 +269,8 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for usage in run["usage"]:
         # "time" says where it went.
         yield usage["resource"].replace("time", "limit"), usage["why"]
+    yield "speed", describe.describe_speed(run["measures"])
+    yield "slow ranks", describe.describe_slow_ranks(run["measures"])
     yield "params", formatting.params(run["params"])
     yield "metrics", formatting.metrics(run, limit=100)
     yield "checkpoint", formatting.newest_checkpoint(run)

@@ -312,6 +312,16 @@ class Straggler:
     ratio: float
 
 
+def is_slow(own_s: float, median_s: float) -> bool:
+    """Whether a rank is slow.
+
+    Args:
+        own_s: Its own time in a step, in seconds.
+        median_s: The median over all ranks.
+    """
+    return own_s > RATIO * median_s and own_s > median_s + LEAST_SLOWNESS_S
+
+
 class Stragglers:
     """Detects ranks that have become slower than others: each is reported once, and again if it recovers in between."""
 
@@ -329,8 +339,8 @@ class Stragglers:
         median = median_low(measured.values())
         stragglers = []
         for rank, seconds in sorted(measured.items()):
-            is_slow = seconds > RATIO * median and seconds > median + LEAST_SLOWNESS_S
-            if is_slow == (rank in self._slow):
+            slow = is_slow(seconds, median)
+            if slow == (rank in self._slow):
                 self._changed.pop(rank, None)
                 continue
             # With this look the rank may start, or stop, counting as slow.
@@ -338,6 +348,6 @@ class Stragglers:
             if self._changed[rank] == LOOKS:
                 del self._changed[rank]
                 self._slow ^= {rank}
-                if is_slow:
+                if slow:
                     stragglers.append(Straggler(rank, seconds, median, seconds / median))
         return stragglers

@@ -25,6 +25,7 @@ from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.relatives import chain_json, lineage_json
 from slurmtrain.ops.shared.run_costs import cost_of_run
+from slurmtrain.ops.shared.run_measures import Measures, measure_run
 from slurmtrain.ops.shared.used_resources import usage_of
 from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, run_json
 from slurmtrain.ops.shared.workspace import Workspace
@@ -69,6 +70,7 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
         "seconds": _spent_json(summed(run.attempts)),
         "cost": cost_of_run(workspace, run),
         "usage": [each.to_dict() for each in usage_of(workspace, run, record["eta_seconds"])],
+        "measures": measures_json(directory, run),
         "code": snapshot,
         "attempts": [
             {
@@ -91,6 +93,18 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
             for garbage in workspace.store.garbage(run.id)
         ],
     }
+
+
+def measures_json(directory: RunDir, run: Run) -> dict[str, Any]:
+    """How fast a run was; with nulls if its files cannot be read, which other fields say.
+
+    Args:
+        directory: Its directory.
+        run: The run.
+    """
+    with contextlib.suppress(PathError):
+        return measure_run(run, directory).to_dict()
+    return Measures().to_dict()
 
 
 def _children_of(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:

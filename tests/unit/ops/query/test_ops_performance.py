@@ -18,10 +18,10 @@ from slurmtrain.ops.query.performance import (
     choose_baseline,
     compare_performance,
     compare_performance_of,
-    rate_of_steps,
 )
 from slurmtrain.ops.query.select import Question
 from slurmtrain.ops.shared.observe import observe
+from slurmtrain.ops.shared.run_measures import Measures
 from slurmtrain.ops.shared.workspace import Workspace
 
 GIB = 2**30
@@ -156,7 +156,9 @@ def test_what_is_not_recorded_is_unknown_and_a_sentence_says_why(workspace: Work
     row = next(each for each in answer.to_json()["runs"] if each["name"] == "plain")
     assert {name for name, value in row.items() if value is None} == {
         "nodes", "processes", "steps_per_second", "samples_per_second", "epoch_seconds", "total_seconds",
-        "memory_bytes", "memory", "utilization", "hours_per_1000_steps", "speedup", "of_ideal",
+        "memory_bytes", "memory", "utilization", "hours_per_1000_steps", "speedup", "of_ideal", "step_p50_s",
+        "step_p95_s", "tokens_per_second", "data_wait_share", "communication_share", "gpu_utilization", "gpu_power_w",
+        "energy_kwh", "mfu",
     }  # fmt: skip
     assert "no samples per second for 1 of 2 runs: only run.loader() and run.share() count samples" in answer.notes
     assert [note for note in answer.notes if note.startswith("no utilization for 2 of 2 runs: ")]
@@ -173,25 +175,7 @@ def test_a_baseline_may_be_any_run(workspace: Workspace) -> None:
 
 
 def run(name: str, **facts: Any) -> Performance:
-    return Performance(id=name, name=name, state="completed", **facts)
-
-
-def test_the_pace_is_that_from_the_first_finished_step_to_the_last() -> None:
-    assert rate_of_steps([1, 2, 3, 4, 5], [100.0, 101.0, 102.0, 103.0, 104.0]) == 1.0
-    # A line for every tenth step, as scripts print them.
-    assert rate_of_steps([10, 20, 30], [0.0, 5.0, 10.0]) == 2.0
-
-
-def test_the_stalls_of_saves_between_them_do_not_count() -> None:
-    stalls = [(99.0, 5.0), (102.0, 2.0), (106.0, 5.0)]
-    assert rate_of_steps([1, 2, 3, 4, 5], [100.0, 101.0, 102.0, 105.0, 106.0], stalls) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("steps", "times"), [([], []), ([3], [1.0]), ([3, 3], [1.0, 2.0]), ([1, 2], [5.0, 5.0]), ([1, 2], [5.0, 4.0])]
-)
-def test_too_few_steps_have_no_pace(steps: list[int], times: list[float]) -> None:
-    assert rate_of_steps(steps, times) is None
+    return Performance(id=name, name=name, state="completed", measures=Measures(**facts))
 
 
 def test_the_speedup_is_in_samples_and_the_ideal_in_gpus() -> None:

@@ -1,0 +1,395 @@
+"""How fast a run was and what it needed, from the files in its directory: the only place that reads these figures.
+
+If its ranks were started several times, the start with the most steps counts, with its own nodes.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from pathlib import Path
+from statistics import fmean, median_low
+from typing import Any
+
+from slurmtrain.history import read_rows
+from slurmtrain.model.diagnosis.hang import is_slow
+from slurmtrain.model.metrics.curves import Segment
+from slurmtrain.model.metrics.step_figures import quantile
+from slurmtrain.model.run.accounting import mean_gpus
+from slurmtrain.model.run.events.agent_events import WorkersStarted
+from slurmtrain.model.run.events.base import select
+from slurmtrain.model.run.events.rank_events import RankMeasured
+from slurmtrain.model.run.layout import ATTEMPTS, AttemptDir, RunDir, node_of
+from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.runtime.job.run_reader import read_events
+from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
+
+# The unit of the memory that nodes note (runtime/agent/gauges).
+_MEGABYTE = 1e6
+_KWH = 3.6e6
+_RANK = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
+_SYSTEM = re.compile(r"system-\d+\.jsonl")
+_GPU_USE = re.compile(r"gpu_\d+_utilization_percentage")
+_GPU_MEMORY = re.compile(r"gpu_\d+_memory_usage_megabytes")
+_GPU_POWER = re.compile(r"gpu_\d+_power_usage_watts")
+_GPU_ENERGY = re.compile(r"gpu_\d+_energy_joules")
+_CPU_USE = "cpu_utilization_percentage"
+# What a line without a counter of energy stands for at most: the interval of nodes that have noted for months.
+_LONGEST_S = 600.0
+# When training stood still, in seconds since 1970, and for how many seconds.
+Stall = tuple[float, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RankFigures:
+    """How fast a rank was; None for an unknown value."""
+
+    rank: int
+    node: str | None
+    """The host that it was on."""
+    step_p50_s: float | None = None
+    step_p95_s: float | None = None
+    own_p50_s: float | None = None
+    """Of the median step, what the rank does not wait for others in: until the end of the forward pass."""
+    data_wait_share: float | None = None
+    communication_share: float | None = None
+    peak_memory_bytes: int | None = None
+
+    def to_dict(self) -> dict[str, Any]:
+        """A rank in the ``measures`` of a run."""
+        return {each.name: getattr(self, each.name) for each in fields(self)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """How fast a run was, and the resources that it needed; None for an unknown value. Shares are from 0 to 1."""
+
+    nodes: int | None = None
+    processes: int | None = None
+    """How many processes trained."""
+    gpus: int = 0
+    """How many GPUs they had together; 0: they trained on CPUs."""
+    steps_per_second: float | None = None
+    step_p50_s: float | None = None
+    """Seconds of the median step."""
+    step_p95_s: float | None = None
+    """Seconds that 95 % of steps did not exceed."""
+    samples_per_second: float | None = None
+    tokens_per_second: float | None = None
+    epoch_seconds: float | None = None
+    """How long an epoch takes."""
+    total_seconds: float | None = None
+    """How long all steps of the run take."""
+    data_wait_share: float | None = None
+    """The part of steps in which ranks waited for data, on average."""
+    communication_share: float | None = None
+    """The part of steps in which ranks communicated or waited for each other and did nothing else, on average."""
+    memory_bytes: int | None = None
+    """The most memory that was used at once, of what ``memory`` says."""
+    memory: str | None = None
+    """``gpu``: what torch had allocated on a GPU; ``device``: all of a GPU; ``process``: what was resident of one."""
+    utilization: float | None = None
+    """How busy the GPUs were while it trained, else the processors of its nodes, in percent."""
+    gpu_utilization: float | None = None
+    """The same of GPUs alone."""
+    gpu_power_w: float | None = None
+    """The power of a GPU while it trained, on average, in watts."""
+    energy_kwh: float | None = None
+    """The energy of all GPUs in all attempts."""
+    mfu: float | None = None
+    """The part of what its devices could compute that its model needed (model FLOPs utilization)."""
+    ranks: Sequence[RankFigures] = ()
+    """The ranks that have noted their figures."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """``measures`` of a run in JSON."""
+        facts = {each.name: getattr(self, each.name) for each in fields(self) if each.name != "ranks"}
+        facts["peak_memory_bytes"] = facts.pop("memory_bytes")
+        return {**facts, "slow_ranks": self.slow_ranks, "ranks": [rank.to_dict() for rank in self.ranks]}
+
+    @property
+    def slow_ranks(self) -> list[int]:
+        """The ranks that others wait for in the median step: stragglers, by their own time."""
+        owns = {rank.rank: rank.own_p50_s for rank in self.ranks if rank.own_p50_s is not None}
+        # With two ranks, the slow one must not be its own yardstick.
+        return [rank for rank, own_s in owns.items() if is_slow(own_s, median_low(owns.values()))]
+
+
+def measure_run(run: Run, directory: RunDir) -> Measures:
+    """The figures of a run.
+
+    Args:
+        run: The run, with its attempts.
+        directory: Its directory.
+
+    Raises:
+        RunUnreadable: A journal or metrics file cannot be read.
+    """
+    attempts = {attempt.number: attempt for attempt in run.attempts}
+    rows: dict[tuple[int, int], list[Segment]] = {}
+    for segment in read_rows(run, directory):
+        began = segment.block.times[segment.start]
+        # Metrics do not say after which restart they were logged: their times do.
+        restarts = sum(float(restart["at"]) <= began for restart in attempts[segment.attempt].restarts)
+        rows.setdefault((segment.attempt, restarts), []).append(segment)
+    starts = [_Start(attempts[number], restarts, each) for (number, restarts), each in rows.items()]
+    # Without metrics, the newest start is as good as any.
+    starts = starts or [_Start(each, len(each.restarts)) for each in run.attempts if each.hosts][-1:]
+    if not starts:
+        return Measures()
+    measured = _of_start(run, directory, max(starts, key=lambda start: start.step_count))
+    return replace(measured, energy_kwh=_energy(directory))
+
+
+def rate_of_steps(
+    steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = (), left_out: tuple[int, float] = (0, 0.0)
+) -> float | None:
+    """How many steps ranks made in a second, from the first finished step to the last; None: they made too few.
+
+    Args:
+        steps: The numbers of finished steps, in order, since these ranks were started.
+        times: When each was finished, in seconds since 1970.
+        stalls: When they stood still for a save, and for how many seconds: that does not count.
+        left_out: How many steps do not count either, and how many seconds these took.
+    """
+    if len(steps) < 2:
+        return None
+    stalled = sum(seconds for at, seconds in stalls if times[0] <= at < times[-1])
+    made, seconds = steps[-1] - steps[0] - left_out[0], times[-1] - times[0] - stalled - left_out[1]
+    return made / seconds if seconds > 0 and made > 0 else None
+
+
+def times_of_steps(steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = ()) -> list[float]:
+    """How long steps took, each or, where they were not noted one by one, several of them on average.
+
+    Args:
+        steps: As of :func:`rate_of_steps`.
+        times: As there.
+        stalls: As there.
+    """
+    waiting = sorted(stalls, reverse=True)
+    took = []
+    for (before, began), (step, ended) in pairwise(zip(steps, times, strict=True)):
+        stalled = 0.0
+        while waiting and waiting[-1][0] < ended:
+            at, seconds = waiting.pop()
+            stalled += seconds if at >= began else 0.0
+        if step > before and ended - began > stalled:
+            took.append((ended - began - stalled) / (step - before))
+    return took
+
+
+# --- one start of the ranks -------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _Start:
+    """A start of a run's ranks: in an attempt, after so many restarts inside it, with the ``rows`` of its metrics."""
+
+    attempt: Attempt
+    restarts: int
+    rows: Sequence[Segment] = ()
+
+    @property
+    def step_count(self) -> int:
+        """The first and the last step of the ranks."""
+        if not self.rows:
+            return 0
+        first, last = self.rows[0], self.rows[-1]
+        return last.block.steps[last.stop - 1] - first.block.steps[first.start]
+
+    @property
+    def steps(self) -> list[int]:
+        """The finished steps."""
+        return [step for row in self.rows for step in row.block.steps[row.start : row.stop]]
+
+    @property
+    def times(self) -> list[float]:
+        """When they were finished."""
+        return [time for row in self.rows for time in row.block.times[row.start : row.stop]]
+
+
+def _of_start(run: Run, directory: RunDir, start: _Start) -> Measures:
+    attempt, steps, times = start.attempt, start.steps, start.times
+    folder = f"{ATTEMPTS}/{attempt.key}/"
+    every = journal_files(directory, [])
+    journals = [each for each in every if each.metrics_of is None and each.name.startswith(folder)]
+    workers = _workers(journals, start)
+    processes = sum(len(each.processes) * each.ranks_each for each in workers.values())
+    by_rank = _noted_by_ranks(journals, start)
+    measured = list(by_rank.values())
+    figures = _NodeFigures.read(directory.attempt(attempt.job_id, attempt.restart), workers, times)
+    on_gpus = any(each.memory == "gpu" for each in measured) or bool(figures.memory)
+    gpus = round(mean_gpus(run.resources) * len(workers)) or (processes if on_gpus else 0)
+    stalls = [
+        (each.saved_at - (each.seconds or 0.0), each.stall_s)
+        for each in run.checkpoints
+        if each.attempt == attempt.number and each.stall_s
+    ]
+    first = by_rank.get(0, RankMeasured())
+    rate = rate_of_steps(steps, times, stalls, (first.profiled_steps or 0, first.profiled_s or 0.0))
+    # A rank has measured steps alone; of others it is only known when they were finished.
+    took = times_of_steps(steps, times, stalls) if first.step_p50_s is None else []
+    counted = next((each for each in measured if each.samples and each.steps), RankMeasured())
+    samples = rate * counted.samples / counted.steps if rate and counted.samples and counted.steps else None
+    hosts = {rank: attempt.hosts.get(str(node)) for node, each in workers.items() for rank in _ranks_of(each)}
+    memory_bytes, memory = _most_memory(measured, figures.memory)
+    return Measures(
+        nodes=len(workers) or None,
+        processes=processes or None,
+        gpus=gpus,
+        steps_per_second=rate,
+        step_p50_s=first.step_p50_s if first.step_p50_s is not None else quantile(took, 0.5),
+        step_p95_s=first.step_p95_s if first.step_p50_s is not None else quantile(took, 0.95),
+        samples_per_second=samples,
+        tokens_per_second=samples * counted.tokens_per_sample if samples and counted.tokens_per_sample else None,
+        epoch_seconds=counted.epoch_samples / samples if counted.epoch_samples and samples else None,
+        total_seconds=run.total_steps / rate if rate and run.total_steps else None,
+        data_wait_share=_mean(each.data_wait_share for each in measured),
+        communication_share=_mean(each.communication_share for each in measured),
+        memory_bytes=memory_bytes,
+        memory=memory,
+        utilization=_mean(figures.gpu_use or figures.cpu_use),
+        gpu_utilization=_mean(figures.gpu_use),
+        gpu_power_w=_mean(figures.power),
+        mfu=_mfu(measured, samples, max(processes, gpus)),
+        ranks=[_rank_figures(rank, hosts.get(rank), each) for rank, each in sorted(by_rank.items())],
+    )
+
+
+def _workers(journals: Iterable[JournalFile], start: _Start) -> dict[int, WorkersStarted]:
+    """What the agents of the nodes that trained have started, by node."""
+    restarts = start.attempt.restarts
+    until = float(restarts[start.restarts]["at"]) if start.restarts < len(restarts) else float("inf")
+    members = restarts[start.restarts - 1].get("members") if start.restarts else None
+    workers: dict[int, WorkersStarted] = {}
+    for journal in journals:
+        number = node_of(journal.name)
+        if not number or (members is not None and int(number) not in members):
+            continue
+        for event in select(read_events(Path(journal.path), journal.name), WorkersStarted):
+            if event.time < until:
+                workers[int(number)] = event.payload
+    return workers
+
+
+def _ranks_of(workers: WorkersStarted) -> Iterable[int]:
+    if workers.first_rank is not None:
+        return range(workers.first_rank, workers.first_rank + workers.ranks_each)
+    return map(int, workers.processes) if workers.ranks_each == 1 else ()
+
+
+def _noted_by_ranks(journals: Iterable[JournalFile], start: _Start) -> dict[int, RankMeasured]:
+    """What each rank has noted of itself last."""
+    noted = {}
+    for journal in journals:
+        match = _RANK.fullmatch(journal.name.rpartition("/")[2])
+        if match and int(match[2] or 0) == start.restarts:
+            for event in select(read_events(Path(journal.path), journal.name), RankMeasured):
+                noted[int(match[1])] = event.payload
+    return noted
+
+
+def _rank_figures(rank: int, host: str | None, noted: RankMeasured) -> RankFigures:
+    return RankFigures(
+        rank=rank,
+        node=host,
+        step_p50_s=noted.step_p50_s,
+        step_p95_s=noted.step_p95_s,
+        own_p50_s=noted.own_p50_s,
+        data_wait_share=noted.data_wait_share,
+        communication_share=noted.communication_share,
+        peak_memory_bytes=noted.peak_bytes,
+    )
+
+
+def _most_memory(measured: Iterable[RankMeasured], of_gpus: Sequence[float]) -> tuple[int | None, str | None]:
+    """The memory of the rank or GPU that needed the most, and what it is of; ``of_gpus``: as nodes have noted it."""
+    noted = [(each.peak_bytes, each.memory) for each in measured if each.peak_bytes]
+    on_gpu = [each for each in noted if each[1] == "gpu"]
+    if not on_gpu and of_gpus:
+        return int(max(of_gpus) * _MEGABYTE), "device"
+    return max(on_gpu or noted, default=(None, None))
+
+
+def _mfu(measured: Sequence[RankMeasured], samples_per_second: float | None, devices: int) -> float | None:
+    """The part of what these ``devices`` could compute that the model needed; None if one rank's is not known."""
+    needed = next((each.flops_per_sample for each in measured if each.flops_per_sample), None)
+    peaks = [each.peak_flops for each in measured if each.peak_flops]
+    if not samples_per_second or needed is None or not peaks or len(peaks) < len(measured):
+        return None
+    return samples_per_second * needed / (fmean(peaks) * devices)
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    numbers = [value for value in values if value is not None]
+    return fmean(numbers) if numbers else None
+
+
+# --- what nodes have noted --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class _NodeFigures:
+    """What nodes have measured of themselves while they trained, at each moment. ``memory``: megabytes of GPUs."""
+
+    gpu_use: Sequence[float] = ()
+    cpu_use: Sequence[float] = ()
+    memory: Sequence[float] = ()
+    power: Sequence[float] = ()
+
+    @classmethod
+    def read(cls, attempt: AttemptDir, nodes: Iterable[int], times: Sequence[float]) -> _NodeFigures:
+        """Read the files of these ``nodes``, as far as their lines are between the first and the last of ``times``."""
+        first, last = (times[0], times[-1]) if times else (0.0, float("inf"))
+        gpu_use: list[float] = []
+        cpu_use: list[float] = []
+        memory: list[float] = []
+        power: list[float] = []
+        for at, figures in (note for node in nodes for note in _notes_of(attempt.system_metrics(node))):
+            if first <= at <= last:
+                gpu_use += _matching(_GPU_USE, figures).values()
+                memory += _matching(_GPU_MEMORY, figures).values()
+                power += _matching(_GPU_POWER, figures).values()
+                cpu_use += [figures[_CPU_USE]] if _CPU_USE in figures else []
+        return cls(gpu_use, cpu_use, memory, power)
+
+
+def _notes_of(path: Path) -> Iterator[tuple[float, dict[str, float]]]:
+    """The times at which a node has measured itself, and what."""
+    with suppress(OSError):
+        for piece in read_pieces(JournalFile(path.name, str(path), path.stat().st_size)):
+            for _, record in piece.reading.records:
+                metrics = record.get("metrics")
+                if isinstance(metrics, dict):
+                    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
+                    yield float(record["t"]), numbers
+
+
+def _matching(pattern: re.Pattern[str], figures: Mapping[str, float]) -> dict[str, float]:
+    return {name: value for name, value in figures.items() if pattern.fullmatch(name)}
+
+
+def _energy(directory: RunDir) -> float | None:
+    """The energy of all GPUs in all attempts, in kWh; None if no node has noted any."""
+    joules, is_known = 0.0, False
+    for path in directory.attempts.glob("*/logs/system-*.jsonl"):
+        if not _SYSTEM.fullmatch(path.name):
+            continue
+        counted: dict[str, float] = {}
+        before: float | None = None
+        for at, figures in _notes_of(path):
+            energy, power = _matching(_GPU_ENERGY, figures), _matching(_GPU_POWER, figures)
+            is_known = is_known or bool(energy or power)
+            for name, value in energy.items():
+                # It counts from 0 again when ranks are started again.
+                last = counted.get(name, 0.0)
+                joules += value - last if value >= last else value
+            counted |= energy
+            if not energy and before is not None:
+                joules += sum(power.values()) * min(at - before, _LONGEST_S)
+            before = at
+    return joules / _KWH if is_known else None

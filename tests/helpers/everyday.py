@@ -82,6 +82,8 @@ TESTS_OF = {
     "slurmtrain/": _ALL,
     "slurmtrain/api/": ("local/test_python_docs.py", "cluster/test_slurm_python.py"),
     "slurmtrain/cli/": ("local/test_tour.py", "local/test_docs_examples.py", "local/test_checkpoint_commands.py"),
+    "slurmtrain/ops/shared/looking.py": ("local/test_serve.py", "local/test_top.py"),
+    "slurmtrain/plugins/serve/": ("local/test_serve.py",),
     "slurmtrain/plugins/top/": ("local/test_top.py",),
     "slurmtrain/history.py": ("local/test_script_metrics.py", "local/test_mlflow_server.py"),
     "slurmtrain/integrations/": ("local/test_trainers.py", "cluster/test_slurm_trainers.py"),

@@ -31,8 +31,10 @@ if TYPE_CHECKING:
 MANY, RUN, SWEEP = "many", "run", "sweep"
 # A page is sent something at least so often, in seconds: ssh and firewalls close connections that say nothing.
 _KEEP_ALIVE_S = 15.0
-# Building facts takes at most this share of the time.
-_SHARE = 0.1
+# Building the facts of a page takes at most this share of the time, and looking at runs this: a login node has others.
+_SHARE, _LOOKING_SHARE = 0.1, 0.2
+# But they are not put off for longer, in seconds: reading thousands of runs for the first time takes long once.
+_LONGEST_REST_S = 30.0
 # Facts of so many pages are kept.
 _KEPT = 32
 # How long a look or facts may go on when the server ends, in seconds.
@@ -123,7 +125,7 @@ class LivePages:
         # Without it, a page of an earlier server could take its own state for the present one.
         self._prefix = secrets.token_hex(4)
         self._look: Look[int] = Look()
-        self._looked_at = -float("inf")
+        self._next_at = -float("inf")
         self._as_of = ""
         self._looker: Looker[int] | None = None
         self._config, self._patience_s = config, patience_s
@@ -147,7 +149,7 @@ class LivePages:
             await self._look_again()
             if not self._followers:
                 self._followed.clear()
-            await asyncio.sleep(self._interval_s)
+            await asyncio.sleep(max(0.0, self._next_at - time.monotonic()))
 
     async def close(self) -> None:
         """End: whoever follows a page is told nothing more."""
@@ -204,19 +206,21 @@ class LivePages:
     async def _look_again(self) -> None:
         """Look at all runs, unless that was done a moment ago."""
         async with self._lock:
-            if time.monotonic() - self._looked_at < self._interval_s:
+            if time.monotonic() < self._next_at:
                 return
-            self._look = await self._reader.ask(self._look_now)
-            self._looked_at = time.monotonic()
+            self._look, seconds = await self._reader.ask(self._look_now)
+            self._next_at = time.monotonic() + max(self._interval_s, min(seconds / _LOOKING_SHARE, _LONGEST_REST_S))
             self._as_of = now_iso()
             self.looks += 1
         async with self._news:
             self._news.notify_all()
 
-    def _look_now(self) -> Look[int]:
+    def _look_now(self) -> tuple[Look[int], float]:
+        """All runs, and how long that took."""
+        began = time.monotonic()
         # Made here, in the thread that looks with it.
         self._looker = self._looker or Looker(self._config, lambda *_: next(self._counter), self._patience_s)
-        return self._looker.look()
+        return self._looker.look(), time.monotonic() - began
 
     def _choose(self, name: str) -> PageSubject:
         """What a name means."""
@@ -232,7 +236,7 @@ class LivePages:
     def _revision(self, subject: PageSubject) -> str:
         """Names the state of a page's facts: of those that were built, unless it is time to build them again."""
         look, content = self._look, self._contents.get(subject)
-        if content is not None and time.monotonic() - content.at < content.seconds / _SHARE:
+        if content is not None and time.monotonic() - content.at < min(content.seconds / _SHARE, _LONGEST_REST_S):
             return content.revision
         if subject.kind == RUN:
             return f"{self._prefix}-{look.runs.get(subject.id, 0)}"

@@ -178,6 +178,8 @@ class RunHandle:
     step = Fact[int | None]("How many steps are finished; None: not known.")
     total_steps = Fact[int | None]("How many it is to do in all; None: not known.")
 
+    metrics_from = Fact[str | None]("``output``: step and metrics are guessed from its output; None: it reports them.")
+
     @property
     def latest(self) -> dict[str, float]:
         """The newest value of each metric; :meth:`metrics` has all of them."""

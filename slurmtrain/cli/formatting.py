@@ -93,10 +93,11 @@ def number(value: Any) -> str:
 
 
 def steps(run: Mapping[str, Any]) -> str:
-    """``step/total`` of a run."""
+    """``step/total`` of a run, with ``~`` if they are guessed from its output."""
     if run["step"] is None:
         return "-"
-    return str(run["step"]) if run["total_steps"] is None else f"{run['step']}/{run['total_steps']}"
+    guessed = "~" if run.get("metrics_from") else ""
+    return f"{guessed}{run['step']}" + ("" if run["total_steps"] is None else f"/{run['total_steps']}")
 
 
 def bar(step: int | None, total: int | None) -> str:

@@ -272,7 +272,8 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "speed", describe.describe_speed(run["measures"])
     yield "slow ranks", describe.describe_slow_ranks(run["measures"])
     yield "params", formatting.params(run["params"])
-    yield "metrics", formatting.metrics(run, limit=100)
+    guessed = "  (guessed from its output; docs/scripts.md)" if run["metrics_from"] else ""
+    yield "metrics", formatting.metrics(run, limit=100) + guessed
     yield "checkpoint", formatting.newest_checkpoint(run)
     yield "submitted", f"{formatting.when(run['submitted_at'])}  (executor {run['executor']})"
     yield "ended", formatting.when(run["ended_at"])

@@ -112,7 +112,8 @@ def _why_nothing(workspace: Workspace, run: Run) -> str:
     if run.reason and run.state != "completed":
         return f"{begin}: {run.reason}"
     with contextlib.suppress(PathError):
-        if (reads := current_plan(workspace.root.run(run.id), run).spec.tracking.metrics) is not None:
+        reads = current_plan(workspace.root.run(run.id), run).spec.tracking.metrics
+        if reads is not None and not reads.is_off:
             where = f"the pattern {reads.pattern!r}" if reads.pattern is not None else f"the file {reads.file}"
             return f"{begin}: nothing was found for {where} of tracking.metrics"
     return f"{begin}: docs/scripts.md says how to log some"

@@ -19,7 +19,7 @@ from slurmtrain.model.preflight.node_ledger import ledger_entries
 from slurmtrain.model.run.events.base import AnyEvent
 from slurmtrain.model.run.fold import RunBuilder
 from slurmtrain.model.run.journal_lines import Garbage, Progress, events_of
-from slurmtrain.model.run.layout import JOURNALS, RunDir
+from slurmtrain.model.run.layout import GUESSED_METRICS, JOURNALS, RunDir, attempt_of
 from slurmtrain.model.run.run import Run, replace
 from slurmtrain.registry import queries
 from slurmtrain.registry.cells import read_sent
@@ -190,6 +190,14 @@ class _RunReader:
 
     def forget_shrunk(self, transaction: Transaction) -> None:
         """Start over with files that are shorter than before, since they have been replaced."""
+        # A script that begins to report its metrics replaces what was guessed.
+        names = {file.name for file in self.files}
+        for name in [each for each in self.offsets if each.endswith(f"/{GUESSED_METRICS}") and each not in names]:
+            transaction.forget(self.run.id, name)
+            del self.offsets[name]
+            if (key := attempt_of(name)) in self.progress:
+                self.progress[key] = Progress()
+                transaction.set_progress(self.run.id, key, Progress())
         for file in self.files:
             if file.size < self.offsets.get(file.name, 0):
                 transaction.forget(self.run.id, file.name)

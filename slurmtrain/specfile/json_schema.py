@@ -63,8 +63,10 @@ def _schema_of(kind: Kind) -> dict[str, Any]:
         forms = [_section_schema(kind.cls), {"type": "null"}]
         if shorthand is not None:
             forms.append(_schema_of(keys_of(kind.cls)[shorthand].kind))
+        words = getattr(kind.cls, "WORDS", ())
+        forms += [{"enum": [*words, False, True]}] if words else []
         # Other forms, which expand() knows, are of any type.
-        return {"anyOf": forms} if shorthand is not None or not hasattr(kind.cls, "expand") else {}
+        return {"anyOf": forms} if shorthand is not None or words or not hasattr(kind.cls, "expand") else {}
     if isinstance(kind, Nullable):
         inner = _schema_of(kind.kind)
         return {"anyOf": [{"type": "null"}, inner]} if inner else {}

@@ -20,7 +20,7 @@ from slurmtrain.errors import PathError, RunUnreadable, UntrustedPath
 from slurmtrain.model.metrics.columns import Block, block_of, read_plain_lines
 from slurmtrain.model.run.events.base import is_text
 from slurmtrain.model.run.journal_lines import Garbage, Point, Reading, garbage_of, points_of, read_lines, read_point
-from slurmtrain.model.run.layout import ATTEMPTS, JOURNALS, METRICS, RunDir, split_attempt
+from slurmtrain.model.run.layout import ATTEMPTS, GUESSED_METRICS, JOURNALS, METRICS, RunDir, split_attempt
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.owned_files import Check, check_directory, check_owned, kind_of, open_regular
 
@@ -46,7 +46,12 @@ class JournalFile(NamedTuple):
     @property
     def metrics_of(self) -> str | None:
         """The name of the directory of the attempt whose metrics these are; None for a journal."""
-        return self.name.split("/")[1] if self.name.endswith(f"/{METRICS}") else None
+        return self.name.split("/")[1] if self.name.endswith((f"/{METRICS}", f"/{GUESSED_METRICS}")) else None
+
+    @property
+    def is_guessed(self) -> bool:
+        """Whether these are metrics that were guessed from a script's output: they are shown, and decide nothing."""
+        return self.name.endswith(f"/{GUESSED_METRICS}")
 
 
 def folder_times(run: Path | str) -> tuple[int, ...]:
@@ -74,7 +79,7 @@ def is_quiet(times: Iterable[int], now_ns: int) -> bool:
 
 
 def journal_files(run: RunDir, problems: list[str] | None = None, *, check: Check = check_owned) -> list[JournalFile]:
-    """Every journal and metrics file of a run.
+    """Every journal and metrics file of a run; guessed metrics only of attempts that report none.
 
     Args:
         run: The run's directory, in a root that has been checked.
@@ -95,7 +100,9 @@ def journal_files(run: RunDir, problems: list[str] | None = None, *, check: Chec
     files = _lines_in(run, JOURNALS, unreadable)
     for folder in _entries_in(run, ATTEMPTS, unreadable):
         if split_attempt(folder.name) is not None:
-            files += _lines_in(run, f"{ATTEMPTS}/{folder.name}", unreadable)
+            inside = _lines_in(run, f"{ATTEMPTS}/{folder.name}", unreadable)
+            reports = any(file.name.endswith(f"/{METRICS}") for file in inside)
+            files += [file for file in inside if not (reports and file.is_guessed)]
     if unreadable and problems is None:
         raise RunUnreadable("; ".join(unreadable[:_MENTIONED]))
     if problems is not None:

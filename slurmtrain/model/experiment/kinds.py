@@ -5,7 +5,8 @@ reference, as a docstring. ``Annotated[int, whole_number(0)] | None`` is a numbe
 another section need nothing else. A section may have
 
 - ``SHORTHAND``: the key that a single value stands for: ``3`` for ``{last: 3}`` if it is `last`; or a static method
-  ``expand`` that returns the mapping which a value stands for, and any other value unchanged;
+  ``expand`` that returns the mapping which a value stands for, and any other value unchanged; ``WORDS`` lists the
+  words that it knows, if these are all such values;
 - ``require``: a static method that raises ValueError for a mapping, as written, which says too little;
 - ``conflicts``: a method that yields keys which contradict each other, and why.
 

@@ -402,7 +402,19 @@ _check_file = kinds.matching(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptMetricsSpec:
-    """Where to read the metrics of a script that does not call slurmtrain: rank 0's log, or a file that grows."""
+    """Where to read the metrics of a script that does not call slurmtrain: rank 0's log, or a file that grows.
+
+    `auto`, as without this section: they are guessed from what rank 0's log looks like; `off`: they are not read.
+    """
+
+    WORDS: ClassVar = ("off", "auto")
+
+    @staticmethod
+    def expand(value: object) -> object:
+        """The section that `off` or false stands for, and None for `auto` or true; another ``value`` unchanged."""
+        if value == "auto" or value is True:
+            return None
+        return dict.fromkeys(("pattern", "file")) if value == "off" or value is False else value
 
     pattern: Annotated[str, kinds.text("regular expression", compile_pattern)] | None = None
     r"""A regular expression that is searched for in each line of rank 0's log, with a named group for each metric, such
@@ -419,6 +431,11 @@ class ScriptMetricsSpec:
     """How many steps there will be; null: the group `total`, else unknown."""
 
     @property
+    def is_off(self) -> bool:
+        """Whether nothing is read."""
+        return self.pattern is None and self.file is None
+
+    @property
     def may_count(self) -> bool:
         """Whether steps may be the number of lines with metrics, since none of the keys says what else they are."""
         return self.step is None and (self.pattern is None or STEP not in re.compile(self.pattern).groupindex)
@@ -426,7 +443,8 @@ class ScriptMetricsSpec:
     @staticmethod
     def require(written: Mapping[str, Any]) -> None:
         """Raise ValueError unless it is ``written`` what is read: not a conflict, since a mistake there is enough."""
-        if written.get("pattern") is None and written.get("file") is None:
+        is_off = {"pattern", "file"} <= written.keys() and not any(value is not None for value in written.values())
+        if written.get("pattern") is None and written.get("file") is None and not is_off:
             raise ValueError(r"set 'pattern', such as 'loss=(?P<loss>\S+)', or 'file', such as '{run_dir}/metrics.csv'")
 
     def conflicts(self) -> Iterator[kinds.Conflict]:
@@ -485,7 +503,8 @@ class TrackingSpec:
     live: bool = False
     """Whether trackers that cannot delete points also show points that a rollback may still reach, as `live/NAME`."""
     metrics: ScriptMetricsSpec | None = None
-    """Where to read step and metrics of a script that does not report them itself; null: it reports them."""
+    """Where to read step and metrics of a script that does not report them itself. null, or `auto`: they are guessed
+    from what its output looks like; `off`: they are not."""
     system_metrics: bool = True
     """Whether each node records the load and memory of its processors and GPUs."""
 

@@ -19,8 +19,8 @@ _MOST_STEPS = 10**15
 _LONGEST_NUMBER = 40
 # As long as a name may be in MLflow (tracking/to_mlflow/sending.py).
 _LONGEST_NAME = 250
-# Select Graphic Rendition and the like: progress bars and loggers colour their output.
-_CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+CONTROLS = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+"""Select Graphic Rendition and the like: progress bars and loggers colour their output."""
 # What may stand around a number that a greedy group such as \S+ has matched.
 _AROUND = " \t,;:()[]{}%'\""
 
@@ -70,7 +70,7 @@ class PatternReader:
 
     def read(self, line: str) -> OutputRow | None:
         """As :meth:`LineReader.read` with its ``line``."""
-        line = _CONTROLS.sub("", line[:LONGEST_LINE])
+        line = CONTROLS.sub("", line[:LONGEST_LINE])
         texts: dict[str, str] = {}
         # An alternation finds one metric at a time; of one that stands there twice, the first counts.
         for match in self._pattern.finditer(line):

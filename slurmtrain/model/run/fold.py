@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from slurmtrain.model.experiment.kinds import remembering
 from slurmtrain.model.run.accounting import Interval, accounted, goodput, timelines
@@ -81,16 +81,20 @@ class RunBuilder:
         facts = group_by_attempt(events, self._saves)
         cancels = select(events, command_events.CancelRequested)
         cancelled_at = [cancel.time for cancel in cancels]
-        ordered, started = _begun(facts, progress, cancelled_at)
+        guesses = _guesses(facts)
+        # What is guessed is shown, but no attempt is judged by it.
+        reported = {key: each for key, each in progress.items() if key not in guesses}
+        ordered, started = _begun(facts, reported, cancelled_at)
         checkpoints = self._checkpoints.checkpoints(ordered)
         created = next(iter(select(events, command_events.RunCreated)), None)
         origin = created.payload if created else command_events.RunCreated()
-        attempts = _with_resources(accounted(ordered, started, progress, checkpoints), origin, events)
+        attempts = _with_resources(accounted(ordered, started, reported, checkpoints), origin, events)
         newest = attempts[-1] if attempts else None
         # A metric that the newest attempt has not logged yet keeps its earlier value.
         logged = [progress[attempt.key].metrics for attempt in attempts if attempt.key in progress]
         mlflow = select(events, command_events.MlflowRunLinked)
         totals = [event.payload.total_steps for event in events if isinstance(event.payload, _WITH_TOTALS)]
+        guess = _guessed(attempts, guesses, progress)
         unstarted = select(events, command_events.Unstarted)
         settings = _newest_settings(origin, events, attempts)
         # A row has at least one key, and the text.
@@ -105,9 +109,10 @@ class RunBuilder:
             submitted_at=created.time if created else None,
             started_at=min((a.started_at for a in attempts if a.started_at is not None), default=None),
             ended_at=cancelled_at[-1] if cancels else None,
-            step=next((a.last_step for a in reversed(attempts) if a.last_step is not None), None),
-            total_steps=totals[-1] if totals else None,
+            step=next((a.last_step for a in reversed(attempts) if a.last_step is not None), guess.step),
+            total_steps=totals[-1] if totals else guess.total,
             metrics={name: value for metrics in logged for name, value in metrics.items()},
+            metrics_from="output" if guess.is_shown else None,
             lost_steps=_lost_steps(attempts),
             mlflow_run_id=mlflow[-1].payload.mlflow_run_id if mlflow else None,
             git=origin.git,
@@ -139,6 +144,8 @@ class RunBuilder:
         events = sorted(self._events, key=lambda event: event.order)
         facts = group_by_attempt(events, self._saves)
         cancelled_at = [cancel.time for cancel in select(events, command_events.CancelRequested)]
+        guesses = _guesses(facts)
+        progress = {key: each for key, each in progress.items() if key not in guesses}
         ordered, started = _begun(facts, progress, cancelled_at)
         return timelines(ordered, started, progress, self._checkpoints.checkpoints(ordered))
 
@@ -202,6 +209,38 @@ def _begun(
     started = {key: group for key, group in facts.items() if not never_started(group)}
     alone = {key: read_attempt(key, group, progress.get(key, Progress()), cancels) for key, group in started.items()}
     return number_attempts(alone, started), started
+
+
+def _guesses(facts: Mapping[str, AttemptFacts]) -> dict[str, rank_events.OutputUnderstood]:
+    """What is guessed last of the output of attempts that report no progress themselves, by their keys."""
+    guesses = {key: select(each.events, rank_events.OutputUnderstood) for key, each in facts.items()}
+    return {
+        key: events[-1].payload
+        for key, events in guesses.items()
+        if events and not select(facts[key].events, rank_events.SessionStarted)
+    }
+
+
+class _Guess(NamedTuple):
+    """Step and total that the newest attempt's output seems to say. ``is_shown``: what the run shows is guessed."""
+
+    step: int | None = None
+    total: int | None = None
+    is_shown: bool = False
+
+
+def _guessed(
+    attempts: Sequence[Attempt],
+    guesses: Mapping[str, rank_events.OutputUnderstood],
+    progress: Mapping[str, Progress],
+) -> _Guess:
+    newest = next((each for each in reversed(attempts) if each.key in guesses or each.last_step is not None), None)
+    if newest is None or newest.key not in guesses:
+        return _Guess()
+    guess = guesses[newest.key]
+    # A number of lines is no step.
+    step = None if guess.counted else progress.get(newest.key, Progress()).last_step
+    return _Guess(step, guess.total_steps, is_shown=True)
 
 
 def _lost_steps(attempts: Sequence[Attempt]) -> int | None:

@@ -14,6 +14,7 @@ JOURNALS = "journal"
 ATTEMPTS = "attempts"
 ENVIRONMENTS = "environments"
 METRICS = "metrics.jsonl"
+GUESSED_METRICS = "metrics-guessed.jsonl"
 SNAPSHOTS = ".code"
 SLOTS = ".slots"
 # Numbers are bounded: anybody can name a file, and what is read here goes into a database.
@@ -169,6 +170,8 @@ class AttemptDir:
 
     metrics = FixedPath(METRICS)
     """Rank 0's metrics, one line for each step with logged metrics."""
+    guessed_metrics = FixedPath(GUESSED_METRICS)
+    """The same, as guessed from rank 0's output; without effect where the script reports its metrics."""
     logs = FixedPath("logs")
     """The logs of the ranks."""
 

@@ -219,6 +219,8 @@ class Run:
     step: int | None = None
     total_steps: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics_from: str | None = None
+    """``output``: step and metrics were guessed from the script's output, and decide nothing; None: it reports them."""
     lost_steps: int | None = None
     mlflow_run_id: str | None = None
     git: Mapping[str, Any] | None = None

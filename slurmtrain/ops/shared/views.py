@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.job_state import SUSPENDED
-from slurmtrain.model.run.layout import METRICS, RunDir
+from slurmtrain.model.run.layout import GUESSED_METRICS, METRICS, RunDir
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -69,7 +69,10 @@ class RunRecord(Mapping[str, Any]):
             return None
         # Folders of earlier starts as well: their lines are few, and the last start may have none yet.
         folders = self.directory.attempts.glob(f"{glob.escape(job_id)}.*")
-        return steps_per_second([point for folder in folders for point in last_points(folder / METRICS, _TAIL_BYTES)])
+        name = GUESSED_METRICS if self.listed.row["metrics_from"] else METRICS
+        if name == GUESSED_METRICS and self.listed.row["step"] is None:
+            return None  # lines are counted
+        return steps_per_second([point for folder in folders for point in last_points(folder / name, _TAIL_BYTES)])
 
     @cached_property
     def idleness(self) -> Idle | None:
@@ -191,6 +194,7 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
     "step": _column("step"),
     "total_steps": _column("total_steps"),
     "metrics": lambda run: {name: _finite_or_none(value) for name, value in run.listed.metrics.items()},
+    "metrics_from": _column("metrics_from"),
     "submitted_at": _iso_column("submitted_at"),
     "started_at": _iso_column("started_at"),
     "ended_at": _iso_column("ended_at"),

@@ -19,7 +19,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.exits import KernelState
 from slurmtrain.runtime.agent.monitor import RankMonitor
-from slurmtrain.runtime.agent.script_metrics import read_script_metrics
+from slurmtrain.runtime.agent.script_metrics import OutputWatch, watch_output
 from slurmtrain.runtime.agent.workers import RankPlacement, Workers
 from slurmtrain.runtime.environment.setup_script import advise_on_python
 from slurmtrain.runtime.environment.variables import environment_of_agent
@@ -176,6 +176,7 @@ class Round:
         self._have_begun = False
         # Whether the ranks are stopped because of a signal to nodes of another job.
         self._is_of_others = False
+        self._output: OutputWatch | None = None
         self._monitor = RankMonitor(self._placement, context.board, context.control, context.host.journal)
 
     def run(self) -> NodeResult:
@@ -189,11 +190,8 @@ class Round:
         )
         kernel = KernelState.now()
         workers = Workers(self._placement, argv, context, self)
-        script_metrics = None
         if config.node == 0:
-            script_metrics = read_script_metrics(
-                config.spec, self._placement.attempt, context.host.checkpoints.resumed_at
-            )
+            self._output = watch_output(config.spec, self._placement.attempt, context.host.checkpoints.resumed_at)
         sampler: contextlib.AbstractContextManager[object] = contextlib.nullcontext()
         if config.spec.tracking.system_metrics:
             from slurmtrain.runtime.agent.gauges import Gauges
@@ -206,9 +204,9 @@ class Round:
                 workers.run()
         finally:
             workers.end_leftovers()
-            if script_metrics is not None:
+            if self._output is not None:
                 in_grace = workers.request is not None and workers.request.signal is not None
-                script_metrics.end(in_grace=in_grace)
+                self._output.end(in_grace=in_grace)
         exits = workers.exits()
         if workers.request is None and not any(each.code for each in exits):
             self._monitor.completed()
@@ -247,6 +245,8 @@ class Round:
     def find_hang(self) -> StopRequest | None:
         """A request to stop because a rank hangs, if one does. Called several times a second."""
         self._context.host.helpers.look()
+        if self._output is not None:
+            self._output.look()
         return self._monitor.find_hang()
 
     def judge_hang_elsewhere(self) -> None:

@@ -2,7 +2,10 @@
 
 A process of its own reads the metrics of scripts that do not report them from their output, since Python searches for a
 regular expression without letting any other thread run: a pattern that takes for ever on some line must not keep the
-agent from its ranks. It is the one writer of the attempt's metrics, and of a journal. Another one, which is part of the
+agent from its ranks. It is the one writer of the attempt's metrics, and of a journal. If nobody has said how the output
+looks, the agent itself looks at samples of it, and starts the process when one has a metric: most scripts without the
+library get no further process before that. What it then guesses has a file of its own, since it is only shown: a script
+that reports its metrics after all ends it, and its own file replaces the other. Another process, which is part of the
 adapter for the server, sends metrics while the run trains, and prints the run's id there. Their orders are a line of
 JSON on standard input; when that ends, they complete their work, and end too.
 """
@@ -23,9 +26,10 @@ from types import FrameType
 
 from slurmtrain.model.experiment.sections import ScriptMetricsSpec
 from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.metrics.guessed_lines import GuessReader
 from slurmtrain.model.metrics.script_output import LineReader, OutputRow, StepCounter, reader_of
-from slurmtrain.model.run.events.rank_events import ScriptProgressed, ScriptUnread
-from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
+from slurmtrain.model.run.events.rank_events import OutputUnderstood, ScriptProgressed, ScriptUnread
+from slurmtrain.model.run.layout import GUESSED_METRICS, METRICS, AttemptDir, SubmissionDir
 from slurmtrain.runtime.checkpoint.writer_process import IGNORED, begin_helper
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.job.metrics import MetricsFile
@@ -47,6 +51,9 @@ _LAST_S = 4.0
 # A file is recognised by this many bytes before the place where reading stopped: a script may have written it anew.
 _COMPARED_BYTES = 256
 _MOST_TOTALS = 10
+# The share of a processor that guessing may take, and the seconds of it that a burst of lines may take at once.
+_GUESSING_SHARE = 0.05
+_MOST_GUESSING_S = 1.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +62,10 @@ class Orders:
 
     ``spec``: the section of the spec, as plain data. ``attempt`` and ``round``: whose metrics these are. ``path``: the
     file. ``begin``: where to begin reading, in bytes; ``before``: the last bytes before that, as text in Latin-1.
-    ``counted``: how many steps were finished before, if lines are counted.
+    ``counted``: how many steps were finished before, if lines are counted. The section is None if metrics are guessed.
     """
 
-    spec: dict[str, str | int | None]
+    spec: dict[str, str | int | None] | None
     attempt: str
     round: int
     path: str
@@ -67,8 +74,8 @@ class Orders:
     counted: int
 
     @classmethod
-    def begin_now(cls, spec: ScriptMetricsSpec, attempt: AttemptDir, path: Path, counted: int) -> Orders:
-        """Orders to read what is added from now on to the file at ``path``, as the ``spec`` says.
+    def begin_now(cls, spec: ScriptMetricsSpec | None, attempt: AttemptDir, path: Path, counted: int) -> Orders:
+        """Orders to read what is added from now on to the file at ``path``, as the ``spec`` says; None: by guess.
 
         ``attempt``: whose metrics these are. ``counted``: as the field.
         """
@@ -77,7 +84,8 @@ class Orders:
             begin = file.seek(0, os.SEEK_END)
             file.seek(max(0, begin - _COMPARED_BYTES))
             before = file.read(_COMPARED_BYTES)
-        return cls(asdict(spec), str(attempt.path), attempt.round, str(path), begin, before.decode("latin-1"), counted)
+        plain = None if spec is None else asdict(spec)
+        return cls(plain, str(attempt.path), attempt.round, str(path), begin, before.decode("latin-1"), counted)
 
 
 class GrowingFile:
@@ -143,11 +151,15 @@ class OutputReader:
 
     def __init__(self, orders: Orders) -> None:
         """``orders``: what to read."""
-        self._spec = ScriptMetricsSpec(**orders.spec)  # type: ignore[arg-type]
+        self._is_guess = orders.spec is None
+        self._spec = ScriptMetricsSpec(**(orders.spec or {}))  # type: ignore[arg-type]
         self._attempt = AttemptDir(Path(orders.attempt), orders.round)
         self._file = GrowingFile(orders.path, orders.begin, orders.before.encode("latin-1"))
-        self._reader = reader_of(self._spec)
+        self._reader: LineReader = GuessReader() if self._is_guess else reader_of(self._spec)
         self._counter = StepCounter(orders.counted)
+        self._understood: OutputUnderstood | None = None
+        # Nobody has asked for guesses: of a flood of lines, some are passed over.
+        self._left_s, self._filled_at = _MOST_GUESSING_S, time.monotonic()
         self._begin = orders.begin
         self._journal = Journal(self._attempt.script_journal)
         self._metrics: MetricsFile | None = None
@@ -175,7 +187,7 @@ class OutputReader:
             if self._file.restarts != self._restarts:
                 # It was written anew, with the rows that were read already, unless none were.
                 self._restarts = self._file.restarts
-                self._reader = reader_of(self._spec)
+                self._reader = GuessReader() if self._is_guess else reader_of(self._spec)
                 self._rows_before, self._rows = max(self._rows_before, self._rows), 0
             if not self._read_line(line) or (last and time.monotonic() > give_up_at):
                 return False
@@ -184,11 +196,28 @@ class OutputReader:
     def close(self) -> None:
         """Journal the last step, and close the files."""
         if self._metrics is not None:
-            self._journal.write(ScriptProgressed(last_step=self._step, total_steps=self._spec.total or self._total))
+            if not self._is_guess:
+                self._journal.write(ScriptProgressed(last_step=self._step, total_steps=self._spec.total or self._total))
             self._metrics.close()
         self._journal.close()
 
     def _read_line(self, line: str) -> bool:
+        begun = time.process_time()
+        if self._is_guess and not self._has_time():
+            return True
+        try:
+            return self._read_row(line)
+        finally:
+            self._left_s -= time.process_time() - begun
+
+    def _has_time(self) -> bool:
+        """Whether there is time left to guess what a line means."""
+        now = time.monotonic()
+        self._left_s = min(_MOST_GUESSING_S, self._left_s + _GUESSING_SHARE * (now - self._filled_at))
+        self._filled_at = now
+        return self._left_s > 0
+
+    def _read_row(self, line: str) -> bool:
         try:
             row = read_in_time(self._reader, line)
         except TooSlow:
@@ -203,7 +232,7 @@ class OutputReader:
         self._rows += 1
         if self._rows <= self._rows_before:
             return True
-        return self._write(row)
+        return self._write_guess(row) if self._is_guess else self._write(row)
 
     def _write(self, row: OutputRow) -> bool:
         placed = self._counter.place(row)
@@ -228,11 +257,27 @@ class OutputReader:
         self._metrics.write(self._step, metrics)
         return True
 
+    def _write_guess(self, row: OutputRow) -> bool:
+        placed = self._counter.place(row)
+        if placed is None:
+            return True
+        if self._metrics is None:
+            if self._speaks_for_itself():
+                return False
+            self._metrics = MetricsFile(self._attempt.guessed_metrics)
+        understood = OutputUnderstood(counted=row.counts, total_steps=row.total)
+        if understood != self._understood and self._totals < _MOST_TOTALS:
+            self._journal.write(understood)
+            self._understood = understood
+            self._totals += 1
+        self._metrics.write(*placed)
+        return True
+
     def _speaks_for_itself(self) -> bool:
         """Whether the script reports its metrics itself: they have one writer."""
         if not self._attempt.rank_journal(0).exists():
             return False
-        return not self._give_up("the script reports its metrics itself; leave tracking.metrics out")
+        return self._is_guess or not self._give_up("the script reports its metrics itself; leave tracking.metrics out")
 
     def _give_up(self, why: str) -> bool:
         self._journal.write(ScriptUnread(why=f"its metrics are no longer read from its output: {why}"))
@@ -247,6 +292,10 @@ _END_IN_GRACE_S = 1.0
 # How long ranks that could start wait for the run's id on the server.
 _BEGIN_S = 15.0
 _POLL_S = 0.1
+# How often the agent looks at the output of a script that nobody has described, and at how much of what is new.
+_SAMPLE_S = 1.0
+_SAMPLE_BYTES = 1 << 14
+_SAMPLE_LINES = 100
 # Nothing that runs inside a job imports this adapter: its name is all that is known of it here.
 _LIVE_SENDER = "slurmtrain.tracking.to_mlflow.live_sender"
 
@@ -317,8 +366,60 @@ def send_live(submission: SubmissionDir, uri: str, *, live: bool) -> MetricsProc
     return _start_beside(_LIVE_SENDER, orders, "metrics are not sent from this node")
 
 
-def read_script_metrics(spec: Spec, attempt: AttemptDir, resumed_at: float | None) -> MetricsProcess | None:
-    """Read the metrics of the ranks that are about to start on node 0; None if they report them themselves.
+class OutputWatch:
+    """The process that reads the metrics of the ranks of a round on node 0, once there is something to read."""
+
+    def __init__(self, orders: Orders) -> None:
+        """``orders``: what the process will read."""
+        self._orders = orders
+        self._journal = AttemptDir(Path(orders.attempt), orders.round).rank_journal(0)
+        self._looked_until = orders.begin
+        self._due = time.monotonic() + _SAMPLE_S
+        self._is_over = False
+        self._process: MetricsProcess | None = None
+        if orders.spec is not None:
+            self._start()
+
+    def look(self) -> None:
+        """Look at a sample of the output, if it is time to. Call it repeatedly while the ranks run."""
+        if not self._is_over and time.monotonic() >= self._due:
+            self._due = time.monotonic() + _SAMPLE_S
+            self._sample()
+
+    def end(self, *, in_grace: bool) -> None:
+        """The ranks have ended: let the process complete its work. ``in_grace``: the job is about to be ended."""
+        # A job that has to be requeued now waits for nothing that is only shown.
+        if not self._is_over and not in_grace:
+            self._sample()
+        if self._process is not None:
+            self._process.end(in_grace=in_grace)
+
+    def _sample(self) -> None:
+        with contextlib.suppress(OSError):
+            size = os.stat(self._orders.path).st_size  # noqa: PTH116 (several times a second)
+            if size <= self._looked_until:
+                return
+            if self._journal.exists():
+                self._is_over = True
+                return
+            with open_readable(self._orders.path) as file:
+                file.seek(max(self._looked_until, size - _SAMPLE_BYTES))
+                text = file.read(_SAMPLE_BYTES)
+            self._looked_until = size
+            reader = GuessReader()
+            lines = text.replace(b"\r", b"\n").split(b"\n")[-_SAMPLE_LINES:]
+            if any(row.metrics for line in lines if (row := reader.read(line.decode(errors="replace"))) is not None):
+                self._start()
+
+    def _start(self) -> None:
+        self._is_over = True
+        self._process = _start_beside(
+            "slurmtrain.runtime.agent.script_metrics", self._orders, "the script's metrics are not read"
+        )
+
+
+def watch_output(spec: Spec, attempt: AttemptDir, resumed_at: float | None) -> OutputWatch | None:
+    """Read the metrics of the ranks that are about to start on node 0; None if that is switched off.
 
     Args:
         spec: The spec.
@@ -326,16 +427,17 @@ def read_script_metrics(spec: Spec, attempt: AttemptDir, resumed_at: float | Non
         resumed_at: When the checkpoint that they resume from was saved, in seconds since 1970; None: there is none.
     """
     metrics, run = spec.tracking.metrics, attempt.run
-    if metrics is None:
+    if metrics is not None and metrics.is_off:
         return None
-    if metrics.file is None:
+    if metrics is None or metrics.file is None:
         path = attempt.node_log(0) if spec.per_node else attempt.rank_log(0)
     else:
         file = metrics.file.replace("{run_dir}", str(run.path)).replace("{checkpoint_dir}", str(run.checkpoints))
         path = Path.cwd() / os.path.expanduser(file)  # noqa: PTH111 (a home directory may be unknown)
-    counted = logged_step(run, resumed_at) if metrics.may_count and resumed_at is not None else None
-    orders = Orders.begin_now(metrics, attempt, path, counted or 0)
-    return _start_beside("slurmtrain.runtime.agent.script_metrics", orders, "the script's metrics are not read")
+    counted = None
+    if resumed_at is not None and (metrics is None or metrics.may_count):
+        counted = logged_step(run, resumed_at, GUESSED_METRICS if metrics is None else METRICS)
+    return OutputWatch(Orders.begin_now(metrics, attempt, path, counted or 0))
 
 
 def _start_beside(module: str, orders: Orders | LiveOrders, problem: str) -> MetricsProcess | None:

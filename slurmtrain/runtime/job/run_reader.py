@@ -44,6 +44,9 @@ def read_run(run: RunDir) -> Run:
     builder, progress = RunBuilder(run.id), {}
     with contextlib.suppress(RunUnreadable):
         for file in journal_files(run, []):
+            # No decision depends on what is guessed.
+            if file.is_guessed:
+                continue
             if file.metrics_of is not None:
                 progress[file.metrics_of] = _read_progress(Path(file.path))
             elif not _OTHER_RANK.fullmatch(file.name):
@@ -70,6 +73,8 @@ def read_run_of(run: RunDir, check: Check, most_bytes: int) -> Run:
         raise RunUnreadable(f"its journals take more than {most_bytes} bytes")
     builder, progress = RunBuilder(run.id), {}
     for file in files:
+        if file.is_guessed:
+            continue
         if file.metrics_of is not None:
             progress[file.metrics_of] = _read_progress(Path(file.path), check)
         else:
@@ -209,7 +214,12 @@ class LoggedLines:
 
 def logged_lines(run: Run, directory: RunDir) -> LoggedLines:
     """The lines of a run; nothing is read yet. Raises RunUnreadable."""
-    files = {file.metrics_of: file for file in journal_files(directory) if file.metrics_of is not None}
+    # Trackers that could not take a point back are given none that is guessed.
+    files = {
+        file.metrics_of: file
+        for file in journal_files(directory)
+        if file.metrics_of is not None and not file.is_guessed
+    }
     attempts = [Attempted(start_of(attempt), partial(_lines_from, files.get(attempt.key))) for attempt in run.attempts]
     names = {attempt.number: files[attempt.key].name for attempt in run.attempts if attempt.key in files}
     return LoggedLines(attempts, names)
@@ -233,15 +243,16 @@ def _lines_from(file: JournalFile | None, offset: int) -> Iterator[LoggedLine]:
 _WINDOW_BYTES = 1 << 16
 
 
-def logged_step(run: RunDir, at: float) -> int | None:
+def logged_step(run: RunDir, at: float, name: str = METRICS) -> int | None:
     """The last step that any attempt of a run had logged by a time; None if none had.
 
     Args:
         run: The run.
         at: In seconds since 1970.
+        name: The file of each attempt that has the steps.
     """
     points: list[Point] = []
-    for path in run.attempts.glob(f"*/{METRICS}"):
+    for path in run.attempts.glob(f"*/{name}"):
         with contextlib.suppress(OSError, UntrustedPath):
             handle = open_regular(path)
             try:

@@ -19,7 +19,7 @@ from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.store import Spare, Store, open_engine
 
 # Of the tables of this version: whoever changes them raises the version.
-TABLES = (15, "61f55085f64b66dc")
+TABLES = (16, "73a748b9cc63dc01")
 UNKNOWN: dict[str, Any] = {"settled": True, "scanned": (), "revision": 0}
 
 

@@ -185,6 +185,18 @@ def test_a_sweep_may_say_how_many_of_its_runs_run_at_once_which_is_in_no_plan(lo
 BEGIN = "command: python x.py\ntracking:\n  metrics:\n"
 
 
+@pytest.mark.parametrize("written", ["off", "'off'", "false", "{pattern: null, file: null}"])
+def test_metrics_of_scripts_are_guessed_unless_that_is_off(load: Load, written: str) -> None:
+    off = load(f"command: python x.py\ntracking: {{metrics: {written}}}\n").runs[0].plan
+    assert off.spec.tracking.metrics is not None
+    assert off.spec.tracking.metrics.is_off
+    again = Plan.from_json(off.to_json())
+    assert (again.spec, again.hash) == (off.spec, off.hash)
+    for default in ("auto", "true", "null"):
+        plan = load(f"command: python x.py\ntracking: {{metrics: {default}}}\n").runs[0].plan
+        assert (plan.spec.tracking.metrics, plan.hash) == (None, load("command: python x.py\n").runs[0].plan.hash)
+
+
 @pytest.mark.parametrize(
     ("lines", "line", "expected"),
     [

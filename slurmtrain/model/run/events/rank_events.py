@@ -157,6 +157,17 @@ class ScriptProgressed(Payload):
     """The number of steps in the whole run, if the output or the spec says."""
 
 
+# The registry makes no steps of an attempt of it: nobody has said what the lines of the output mean.
+@payload("script_guess")
+class OutputUnderstood(Payload):
+    """Metrics are read from the output of a script that reports none, by what its lines look like."""
+
+    counted: bool = False
+    """Whether its steps are the number of lines with metrics, since no line says a step."""
+    total_steps: int | None = None
+    """The number of steps in the whole run, if the output says."""
+
+
 @payload("script_unread")
 class ScriptUnread(Payload):
     """Metrics are no longer read from the script's output."""

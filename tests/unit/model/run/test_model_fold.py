@@ -202,3 +202,24 @@ def test_steps_that_were_read_from_a_scripts_output_count_as_those_of_a_session(
     [attempt] = run.attempts
     assert (run.step, run.total_steps, run.lost_steps) == (12, 30, 7)
     assert (attempt.first_step, attempt.round_step, attempt.last_step) == (0, 10, 12)
+
+
+def test_what_is_guessed_of_the_output_is_shown_and_no_attempt_is_judged_by_it() -> None:
+    def trained() -> LocalRun:
+        sim = LocalRun().created().submitted()
+        # Without a session.
+        SimulatedRun.started(sim, submission=1, process=PROCESS)
+        return sim
+
+    def guessed(sim: LocalRun, *, counted: bool) -> LocalRun:
+        return sim.write("attempts/j1.0/script.jsonl", "script_guess", counted=counted, total_steps=100)
+
+    run = guessed(trained(), counted=False).ended("crash", reason="boom").fold(j1=40)
+    assert (run.metrics_from, run.step, run.total_steps, run.metrics) == ("output", 40, 100, {"loss": 4.0})
+    assert (run.lost_steps, run.attempts[0].last_step, run.attempts[0].lost_steps) == (None, None, None)
+    # A number of lines is no step.
+    run = guessed(trained(), counted=True).fold(j1=40)
+    assert (run.metrics_from, run.step, run.metrics) == ("output", None, {"loss": 4.0})
+    # A script that reports its progress says what counts.
+    run = guessed(trained(), counted=False).rank("session", step=0).fold(j1=40)
+    assert (run.metrics_from, run.step, run.attempts[0].last_step) == (None, 40, 40)

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -20,7 +21,7 @@ from helpers.site import until
 from slurmtrain.model.experiment.sections import ScriptMetricsSpec
 from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, SubmissionDir
 from slurmtrain.runtime.agent import script_metrics
-from slurmtrain.runtime.agent.script_metrics import Orders, OutputReader, send_live
+from slurmtrain.runtime.agent.script_metrics import Orders, OutputReader, OutputWatch, send_live
 from slurmtrain.runtime.environment.variables import environment_of_helper
 from slurmtrain.runtime.job.run_reader import logged_step
 
@@ -36,17 +37,18 @@ def attempt(tmp_path: Path) -> AttemptDir:
 
 
 @contextmanager
-def reader(attempt: AttemptDir, path: Path, spec: dict[str, Any]) -> Iterator[OutputReader]:
-    """Reads what is added to the file from now on."""
-    each = OutputReader(Orders.begin_now(ScriptMetricsSpec(**spec), attempt, path, 0))
+def reader(attempt: AttemptDir, path: Path, spec: dict[str, Any] | None) -> Iterator[OutputReader]:
+    """Reads what is added to the file from now on; None: by guess."""
+    each = OutputReader(Orders.begin_now(None if spec is None else ScriptMetricsSpec(**spec), attempt, path, 0))
     yield each
     each.close()
 
 
-def written(attempt: AttemptDir) -> list[tuple[int, dict[str, float]]]:
-    if not attempt.metrics.exists():
+def written(attempt: AttemptDir, *, guessed: bool = False) -> list[tuple[int, dict[str, float]]]:
+    path = attempt.guessed_metrics if guessed else attempt.metrics
+    if not path.exists():
         return []
-    records = map(json.loads, attempt.metrics.read_text().splitlines())
+    records = map(json.loads, path.read_text().splitlines())
     return [(record["step"], record.get("metrics", {})) for record in records]
 
 
@@ -95,6 +97,70 @@ def test_each_row_of_a_file_is_read_once_whoever_writes_it_anew(
             each.read(last=False)
     assert [(step, metrics["loss"]) for step, metrics in written(attempt)] == rows
     assert all(("acc" in metrics) is ("acc" in texts[-1] and step == 2) for step, metrics in written(attempt))
+
+
+def test_guesses_have_a_file_of_their_own_and_end_when_the_script_reports_itself(attempt: AttemptDir) -> None:
+    log = attempt.rank_log(0)
+    with reader(attempt, log, None) as each:
+        log.write_text("loading 3 files\ninitial loss: 4\nstep 1/9: loss 3\n")
+        assert each.read(last=False)
+        attempt.rank_journal(0).write_text("")
+        with log.open("a") as file:
+            file.write("step 2/9: loss 2\n")
+        assert not each.read(last=False)
+    assert written(attempt) == []
+    assert written(attempt, guessed=True)[:2] == [(1, {"loss": 4.0}), (1, {"loss": 3.0})]
+    assert [{**event, "t": 0} for event in journal(attempt)] == [
+        {"t": 0, "kind": "script_guess", "counted": True, "total_steps": None},
+        {"t": 0, "kind": "script_guess", "counted": False, "total_steps": 9},
+    ]
+
+
+def test_a_flood_of_lines_takes_a_small_share_of_a_processor(
+    attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(script_metrics, "_MOST_GUESSING_S", 0.05)
+    log = attempt.rank_log(0)
+    with reader(attempt, log, None) as each:
+        log.write_text("".join(f"step {step}: loss 1.5, acc 0.5\n" for step in range(100_000)))
+        begun = time.process_time()
+        each.read(last=False)
+        assert time.process_time() - begun < 1.0
+    assert 0 < len(written(attempt, guessed=True)) < 50_000
+
+
+def test_no_process_is_started_before_the_output_has_a_metric(
+    attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[Orders] = []
+    monkeypatch.setattr(script_metrics, "_SAMPLE_S", 0.0)
+    monkeypatch.setattr(script_metrics, "_start_beside", lambda _module, orders, _problem: started.append(orders))
+    log = attempt.rank_log(0)
+    watch = OutputWatch(Orders.begin_now(None, attempt, log, 0))
+    for text in ("", "reading 12 files\n", "seed 3, lr 0.1\n", "x" * 100_000 + "\n"):
+        with log.open("a") as file:
+            file.write(text)
+        watch.look()
+    assert started == []
+    with log.open("a") as file:
+        file.write("loss: 0.5\n")
+    watch.look()
+    watch.look()
+    watch.end(in_grace=False)
+    # It reads what was written before, too.
+    assert [orders.begin for orders in started] == [0]
+
+
+def test_a_script_that_reports_itself_is_never_guessed_at(attempt: AttemptDir, monkeypatch: pytest.MonkeyPatch) -> None:
+    started: list[Orders] = []
+    monkeypatch.setattr(script_metrics, "_SAMPLE_S", 0.0)
+    monkeypatch.setattr(script_metrics, "_start_beside", lambda _module, orders, _problem: started.append(orders))
+    watch = OutputWatch(Orders.begin_now(None, attempt, attempt.rank_log(0), 0))
+    attempt.rank_journal(0).write_text("")
+    attempt.rank_log(0).write_text("loss: 0.5\n")
+    watch.look()
+    watch.end(in_grace=False)
+    assert started == []
 
 
 def test_a_pattern_that_takes_for_ever_is_given_up(attempt: AttemptDir) -> None:

@@ -21,6 +21,8 @@ from helpers.site import PATIENCE_S, until
 
 # The size of what it shows, in pixels.
 SIZE = (1280, 800)
+# What WebDriver calls a reference to an element (W3C, 12.1).
+_ELEMENT = "element-6066-11e4-a52e-4f735466cecf"
 _PACKAGES = ("chromium", "chromium-driver")
 
 
@@ -61,9 +63,37 @@ class Browser:
         # Its own first tab, and what a page brings along.
         return [each for each in addresses if not each.startswith(("chrome:", "data:", "blob:"))]
 
-    def picture(self) -> bytes:
-        """What is visible, as PNG."""
-        return base64.b64decode(_ask("GET", f"{self._session}/screenshot"))
+    def click(self, selector: str) -> None:
+        """Click on the first element that a selector matches, as a person does."""
+        _ask("POST", f"{self._element(selector)}/click")
+
+    def point_at(self, selector: str) -> None:
+        """Move the pointer to the middle of the first element that a selector matches."""
+        element = {_ELEMENT: self._element(selector).rpartition("/")[2]}
+        move = {"type": "pointerMove", "duration": 0, "x": 0, "y": 0, "origin": element}
+        self.run(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        pointer = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move]}
+        _ask("POST", f"{self._session}/actions", actions=[pointer])
+
+    def _element(self, selector: str) -> str:
+        """The address of an element."""
+        element = _ask("POST", f"{self._session}/element", using="css selector", value=selector)
+        return f"{self._session}/element/{element[_ELEMENT]}"
+
+    def emulate(self, **features: str) -> None:
+        """Have a page think of other ``media``, or of what a user prefers, such as ``prefers_color_scheme``."""
+        media = features.pop("media", "")
+        named = [{"name": name.replace("_", "-"), "value": value} for name, value in features.items()]
+        order = {"cmd": "Emulation.setEmulatedMedia", "params": {"media": media, "features": named}}
+        _ask("POST", f"{self._session}/goog/cdp/execute", **order)
+
+    def picture(self, height: int | None = None) -> bytes:
+        """What is visible, as PNG; ``height``: so many pixels from the page's beginning instead."""
+        if height is None:
+            return base64.b64decode(_ask("GET", f"{self._session}/screenshot"))
+        clip = {"x": 0, "y": 0, "width": SIZE[0], "height": height, "scale": 1}
+        order = {"cmd": "Page.captureScreenshot", "params": {"captureBeyondViewport": True, "clip": clip}}
+        return base64.b64decode(_ask("POST", f"{self._session}/goog/cdp/execute", **order)["data"])
 
 
 @contextlib.contextmanager

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
@@ -117,16 +118,22 @@ def _faint(series: Series, view: View, divisor: float) -> Iterator[Line]:
     """The lines of bounds, and of what was superseded: one for each time that the run was rolled back."""
     for bound in series.bounds:
         yield from _outlined(bound, series, view, divisor)
-    for part in rollbacks(series.curve.superseded):
+    for part in rollbacks(series.curve):
         yield from _outlined(part, series, view, divisor)
 
 
-def rollbacks(superseded: Points) -> Iterator[Points]:
-    """The ``superseded`` points of a curve by rollback."""
+def rollbacks(curve: Curve) -> Iterator[Points]:
+    """The superseded points of a curve by rollback."""
+    kept = sorted(curve.kept.times)
     part = Points()
-    for row in superseded.rows():
-        # Steps of one rollback increase: where they do not, the points of the next one begin.
-        if len(part) and row[1] <= part.steps[-1]:
+    for row in curve.superseded.rows():
+        attempt, step, time, _ = row
+        # Steps of one rollback increase, and nothing that was logged among them is kept.
+        if len(part) and (
+            step <= part.steps[-1]
+            or attempt != part.attempts[-1]
+            or bisect_right(kept, part.times[-1]) != bisect_left(kept, time)
+        ):
             yield part
             part = Points()
         part.append(*row)

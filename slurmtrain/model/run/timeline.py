@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
+from operator import attrgetter
 from typing import NamedTuple
 
 from slurmtrain.model.hostlist import compress_hostlist, natural_sort_key
@@ -108,17 +110,37 @@ def goodput_over_time(attempts: Sequence[Attempt], lines: Timelines) -> list[tup
 
 
 def legible(line: Sequence[Interval], shortest_s: float) -> list[Interval]:
-    """A timeline whose short intervals belong to what was before them, so that a drawing has no more than it can show.
+    """A timeline for drawing, which has no more intervals than can be told apart.
+
+    Of neighbours that are too short, the kind that takes the most of their time stands for all.
 
     Args:
         line: The intervals, in order.
         shortest_s: How long one has to last, in seconds.
     """
     drawn: list[Interval] = []
+    short: list[Interval] = []
     for interval in line:
-        before = drawn[-1] if drawn else None
-        if before is not None and (interval.end - interval.begin < shortest_s or interval.kind == before.kind):
-            drawn[-1] = before._replace(end=interval.end)
-        else:
+        is_short = interval.end - interval.begin < shortest_s
+        if not is_short:
+            drawn += _as_one(short)
             drawn.append(interval)
-    return drawn
+            short = []
+            continue
+        short.append(interval)
+        if interval.end - short[0].begin >= shortest_s:
+            drawn += _as_one(short)
+            short = []
+    drawn += _as_one(short)
+    alike = (list(group) for _, group in groupby(drawn, key=attrgetter("kind")))
+    return [group[0]._replace(end=group[-1].end) for group in alike]
+
+
+def _as_one(short: Sequence[Interval]) -> list[Interval]:
+    """Neighbours as one interval of the kind that takes the most of their time; none if there are none."""
+    if not short:
+        return []
+    spent: dict[str, float] = {}
+    for kind, begin, end in short:
+        spent[kind] = spent.get(kind, 0.0) + end - begin
+    return [Interval(max(spent, key=spent.__getitem__), short[0].begin, short[-1].end)]

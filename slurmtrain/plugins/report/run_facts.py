@@ -26,10 +26,10 @@ from slurmtrain.plugins.report.facts import Facts, begin_facts
 from slurmtrain.system.owned_files import read_checked
 
 # A page has to stay small, and no screen shows more: rows of nodes, intervals of a timeline, points of all curves
-# together, columns of points in other charts, curves, checkpoints, and the slowest steps.
+# together without what was rolled back, columns of points in other charts, curves, checkpoints, and the slowest steps.
 _ROWS = 24
 _INTERVALS = 1500
-_POINTS = 40_000
+_POINTS = 24_000
 _COLUMNS = 400
 _METRICS = 100
 _CHECKPOINTS = 500
@@ -60,7 +60,8 @@ def run_facts(workspace: Workspace, observed: Observed, run_id: str) -> Facts:
     problems: list[str] = []
     return {
         **begin_facts("run", run_id, f"{shown['name']} ({run_id})"),
-        "run": shown,
+        # The list of all checkpoints has those too.
+        "run": {name: value for name, value in shown.items() if name != "checkpoints"},
         "checkpoints": _checkpoint_facts(workspace, run),
         "timeline": _timeline_facts(run, lines),
         "curves": _curve_facts(run, directory, problems),
@@ -107,27 +108,29 @@ def _curve_facts(run: Run, directory: RunDir, problems: list[str]) -> Facts:
     problems += history.problems
     names = [name for name in history.curves if not name.startswith("system/")]
     chosen = names[:_METRICS]
-    columns = max(50, min(_COLUMNS, _POINTS // (4 * max(1, len(chosen)))))
-    metrics = [{"name": name, **_curve_json(history.curves[name], columns)} for name in chosen]
-    return {"metrics": metrics, "left_out": names[_METRICS:]}
+    columns = max(20, min(_COLUMNS, _POINTS // (4 * max(1, len(chosen)))))
+    since = run.started_at or 0.0
+    metrics = [{"name": name, **_curve_json(history.curves[name], columns, since)} for name in chosen]
+    return {"since": since, "metrics": metrics, "left_out": names[_METRICS:]}
 
 
-def _curve_json(curve: Curve, columns: int) -> Facts:
-    replayed = list(rollbacks(curve.superseded))
-    # All parts together have no more room than the curve.
-    each = max(4, columns // max(1, len(replayed)))
+def _curve_json(curve: Curve, columns: int, since: float) -> Facts:
+    replayed = list(rollbacks(curve))
+    # All parts together have half as much room as the curve.
+    each = max(2, columns // (2 * max(1, len(replayed))))
     return {
-        "kept": _point_columns(curve.kept, columns),
-        "replayed": [_point_columns(part, each) for part in replayed[-columns:]],
+        "kept": _point_columns(curve.kept, columns, since),
+        "replayed": [_point_columns(part, each, since) for part in replayed[-columns:]],
     }
 
 
-def _point_columns(points: Points, columns: int) -> Facts:
+def _point_columns(points: Points, columns: int, since: float) -> Facts:
+    """The points that are drawn; times in seconds ``since`` then, and values with as many figures as can be told."""
     places = thinned(points.steps, points.values, columns)
     return {
         "step": [points.steps[place] for place in places],
-        "time": [round(points.times[place], 3) for place in places],
-        "value": [float(f"{points.values[place]:.7g}") for place in places],
+        "time": [round(points.times[place] - since, 2) for place in places],
+        "value": [float(f"{points.values[place]:.6g}") for place in places],
     }
 
 
@@ -179,13 +182,10 @@ def _meanwhile(step: FinishedStep, lines: Timelines, keys: Mapping[int, str]) ->
 
 
 def _checkpoint_facts(workspace: Workspace, run: Run) -> Facts:
-    """The checkpoints that ``checkpoints`` lists: those on disk, and the newest of all others."""
+    """The newest checkpoints as ``checkpoints --json`` lists them, rather those on disk than deleted ones."""
     checkpoints: list[Facts] = checkpoints_json(workspace, run, deleted_too=True)["checkpoints"]
-    shown = [
-        checkpoint
-        for place, checkpoint in enumerate(checkpoints)
-        if checkpoint["pruned_at"] is None or place >= len(checkpoints) - _CHECKPOINTS
-    ]
+    newest = sorted(range(len(checkpoints)), key=lambda place: (checkpoints[place]["pruned_at"] is None, place))
+    shown = [checkpoints[place] for place in sorted(newest[-_CHECKPOINTS:])]
     return {"shown": shown, "left_out": len(checkpoints) - len(shown)}
 
 

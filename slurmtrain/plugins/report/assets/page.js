@@ -9,6 +9,7 @@ const Report = (() => {
   // What a reader has chosen, such as the order of a table: it outlasts a refresh.
   const chosen = new Map();
   const charts = [];
+  const UNSAFE = /[\0-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u2028-\u202e\u2060-\u206f\ufeff\ufff9-\ufffb\u{e0000}-\u{e007f}]/gu;
   const place = (id) => document.getElementById(id);
 
   /* An element. attributes: properties by name, with "class", "data", "aria", "on" (listeners) and "style" (custom
@@ -22,10 +23,16 @@ const Report = (() => {
       else if (name === "style") for (const [property, each] of Object.entries(value)) made.style.setProperty(property, each);
       else if (name === "data") Object.assign(made.dataset, value);
       else if (name === "aria") for (const [key, each] of Object.entries(value)) made.setAttribute(`aria-${key}`, each);
-      else made.setAttribute(name, value === true ? "" : value);
+      else made.setAttribute(name, value === true ? "" : name === "title" ? printable(value) : value);
     }
-    made.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
+    const shown = children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false);
+    made.append(...shown.map((child) => (child instanceof Node ? child : printable(child))));
     return made;
+  }
+
+  /* A text whose controls, and characters that reorder or hide others, can be seen, as commands print it. */
+  function printable(text) {
+    return String(text).replace(UNSAFE, (character) => `\\u{${character.codePointAt(0).toString(16)}}`);
   }
 
   // --- how values are written ---
@@ -174,8 +181,8 @@ const Report = (() => {
 
   /* A table that sorts by a click on a heading. columns: [{name, value(row), cell(row), number, title, long}], where
   value is what it sorts by and, without cell, shows; sort: {column (its name), descending} to begin with; filter: a
-  label of a field that finds rows by their text; rowAttributes(row): of a row's element. key: unique in the page. */
-  function table({ key, caption, columns, rows, sort = null, filter = null, rowAttributes = () => ({}) }) {
+  label of a field that finds rows by their text; most: how many rows are shown before all are asked for; rowAttributes(row): of a row's element. key: unique in the page. */
+  function table({ key, caption, columns, rows, sort = null, filter = null, most = ROWS, rowAttributes = () => ({}) }) {
     const [state] = choice(`${key}/state`, { order: sort, all: false, text: "" });
     const body = element("tbody");
     const heads = columns.map((column) => {
@@ -216,7 +223,7 @@ const Report = (() => {
         if (columns[index] === column) heading.setAttribute("aria-sort", state.order.descending ? "descending" : "ascending");
         else heading.removeAttribute("aria-sort");
       });
-      const cut = state.all ? shown : shown.slice(0, ROWS);
+      const cut = state.all ? shown : shown.slice(0, most);
       body.replaceChildren(...cut.map((row) => element("tr", rowAttributes(row), columns.map((each) => cell(each, row)))));
       more.hidden = cut.length === shown.length;
       more.textContent = `show all ${format.number(shown.length)} rows`;
@@ -351,6 +358,6 @@ const Report = (() => {
   return {
     draws: (kind, draw) => { drawers[kind] = draw; },
     refresh, ready, element, section, head, facts, tiles, select, tick, choice, table, runsTable, link, chart, legend,
-    series, time, format, known,
+    series, time, format, known, printable,
   };
 })();

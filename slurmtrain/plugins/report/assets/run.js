@@ -2,7 +2,7 @@
 /* The page of one run. */
 Report.draws("run", (facts) => {
   const { run, timeline, curves, steps, words } = facts;
-  const { element, section, format, known, time } = Report;
+  const { element, section, format, known, time, printable } = Report;
   const KINDS = ["queue", "start", "preflight", "restore", "train", "stall", "stop", "lost"];
   const COLOURS = KINDS.map((kind) => `var(--${kind})`);
   const MEANING = {
@@ -64,7 +64,7 @@ Report.draws("run", (facts) => {
     const attempt = attempts.get(number);
     const lines = [`attempt ${number}${row === "queue" ? "" : ` on ${row}`}`, `${kind}: ${MEANING[kind]}`, `${format.duration(end - begin)}, from ${format.time(begin)} to ${format.time(end).slice(11)}`];
     if (kind === "stop" || kind === "lost") lines.push(`ended: ${ended(attempt)}`);
-    return lines.join("\n");
+    return printable(lines.join("\n"));
   }
 
   function marks() {
@@ -83,7 +83,7 @@ Report.draws("run", (facts) => {
     section("timeline", "Timeline", Report.legend(KINDS.filter((kind) => run.seconds[kind] > 0).map((kind) => [kind, `var(--${kind})`])),
       Report.chart(`What each of ${plural(run.attempts.length, "attempt")} spent its time on, by node`, (width) => ({
         width, height: 60 + 26 * rows.length, marginLeft: margin, marginTop: 28,
-        x: { type: "time", label: null }, y: { domain: rows, label: null, tickSize: 0, padding: 0.15, tickFormat: (row) => (row.length > 28 ? `${row.slice(0, 27)}…` : row) },
+        x: { type: "time", label: null }, y: { domain: rows, label: null, tickSize: 0, padding: 0.15, tickFormat: (row) => printable(row.length > 28 ? `${row.slice(0, 27)}…` : row) },
         color: { domain: KINDS, range: COLOURS },
         marks: [
           Plot.barX(rects, { x1: (rect) => date(rect.begin), x2: (rect) => date(rect.end), y: "row", fill: "kind", className: "spans" }),
@@ -91,10 +91,10 @@ Report.draws("run", (facts) => {
           Plot.text(starts.length > 40 ? [] : starts, { x: "x", text: (start) => `${starts.length > 12 ? "" : "attempt "}${start.number}`, frameAnchor: "top", dy: -16, dx: 3, textAnchor: "start", fill: "var(--faint)" }),
           Plot.dot(happened, { x: "x", y: "row", symbol: "kind", r: 5, fill: "var(--back)", stroke: "currentColor", strokeWidth: 1.5 }),
           Plot.tip(rects, Plot.pointer({ x1: (rect) => date(rect.begin), x2: (rect) => date(rect.end), y: "row", title: tellSpan, maxRadius: 60 })),
-          Plot.tip(happened, Plot.pointer({ x: "x", y: "row", title: (mark) => `${mark.kind}\n${mark.text}\n${format.time(mark.at)}`, maxRadius: 12, anchor: "top" })),
+          Plot.tip(happened, Plot.pointer({ x: "x", y: "row", title: (mark) => printable(`${mark.kind}\n${mark.text}\n${format.time(mark.at)}`), maxRadius: 12, anchor: "top" })),
         ],
       })),
-      timeline.shortest_s ? element("p", { class: "note" }, `Intervals shorter than ${format.duration(timeline.shortest_s)} are drawn as what was before them; the table below counts them.`) : null,
+      timeline.shortest_s ? element("p", { class: "note" }, `Of what lasted less than ${format.duration(timeline.shortest_s)} at a time, the longest stands for all; the table below counts everything.`) : null,
       happened.length ? element("ul", {}, happened.map((mark) => element("li", {}, `attempt ${mark.attempt}, `, time(mark.at), `: ${mark.kind === "straggler" ? "" : `${mark.kind}: `}${mark.text}`))) : null,
       attemptTable());
   }
@@ -102,18 +102,17 @@ Report.draws("run", (facts) => {
   function attemptTable() {
     const kinds = KINDS.filter((kind) => run.seconds[kind] > 0);
     return element("div", {}, Report.table({
-      key: "attempts", caption: "Attempts, and their seconds by kind", rows: run.attempts, rowAttributes: (attempt) => ({ data: { attempt: attempt.number } }),
+      key: "attempts", most: 25, caption: "Attempts, and their seconds by kind", rows: run.attempts, rowAttributes: (attempt) => ({ data: { attempt: attempt.number } }),
       columns: [
         { name: "attempt", value: (attempt) => attempt.number, number: true },
-        { name: "ended", value: (attempt) => attempt.cause ?? attempt.state, cell: (attempt) => element("span", { class: `state ${attempt.state}` }, attempt.cause ?? attempt.state) },
-        { name: "reason", value: (attempt) => attempt.reason, long: true },
+        { name: "ended", value: (attempt) => attempt.cause ?? attempt.state, cell: (attempt) => [element("span", { class: `state ${attempt.state}` }, attempt.cause ?? attempt.state), element("div", { class: "note" }, attempt.reason)], long: true },
         { name: "nodes", value: (attempt) => attempt.nodes.length, number: true },
         { name: "started", value: (attempt) => attempt.started_at, cell: (attempt) => time(attempt.started_at) },
         { name: "steps", value: (attempt) => attempt.last_step, cell: (attempt) => (known(attempt.last_step) ? `${attempt.first_step ?? "?"} – ${attempt.last_step}` : "–"), number: true },
         { name: "lost steps", value: (attempt) => attempt.lost_steps, number: true },
         ...kinds.map((kind) => ({ name: kind, title: MEANING[kind], value: (attempt) => attempt.seconds[kind], cell: (attempt) => format.duration(attempt.seconds[kind]), number: true })),
       ],
-    }), run.attempts.map((attempt, index) => element("details", {}, element("summary", {}, `attempt ${attempt.number}: more`), Report.facts(groups(words.attempts[index])))));
+    }), element("details", {}, element("summary", {}, "more about attempts"), run.attempts.map((attempt, index) => [element("h3", {}, `attempt ${attempt.number}`), Report.facts(groups(words.attempts[index]))])));
   }
 
   // Facts of one name, such as several hangs, are lines of one value.
@@ -128,7 +127,7 @@ Report.draws("run", (facts) => {
     const points = timeline.goodput.map(([at, share]) => ({ x: date(at), share }));
     section("goodput", "Goodput", element("p", { class: "note" }, "The share of the time on nodes that went into training that was kept: below, where the time went, and the share up to each moment."),
       Report.chart(`Seconds on nodes by kind: ${used.map(({ kind, seconds }) => `${kind} ${format.duration(seconds)}`).join(", ")}`, (width) => ({
-        width, height: 62, marginTop: 4, x: { label: null, tickFormat: (seconds) => format.duration(seconds) }, color: { domain: KINDS, range: COLOURS },
+        width, height: 62, marginTop: 4, x: { label: null, ticks: Math.max(3, width / 140), tickFormat: (seconds) => format.duration(seconds) }, color: { domain: KINDS, range: COLOURS },
         marks: [Plot.barX(used, Plot.stackX({ x: "seconds", fill: "kind", title: ({ kind, seconds }) => `${kind}: ${format.duration(seconds)}\n${MEANING[kind]}`, tip: true }))],
       })),
       Report.chart("Goodput up to each moment", (width) => ({
@@ -175,8 +174,8 @@ Report.draws("run", (facts) => {
   function curveChart({ name, kept, replayed }, state) {
     const start = run.started_at ? Date.parse(run.started_at) / 1000 : first;
     const rows = (columns, part) => columns.step.map((step, index) => ({
-      step, at: columns.time[index], value: columns.value[index], part,
-      attempt: run.attempts.findLast((attempt) => attempt.started_at && Date.parse(attempt.started_at) / 1000 <= columns.time[index])?.number,
+      step, at: curves.since + columns.time[index], value: columns.value[index], part,
+      attempt: run.attempts.findLast((attempt) => attempt.started_at && Date.parse(attempt.started_at) / 1000 <= curves.since + columns.time[index])?.number,
     }));
     const line = rows(kept, 0);
     const grey = replayed.flatMap((part, index) => rows(part, index + 1));
@@ -187,7 +186,7 @@ Report.draws("run", (facts) => {
       // A gap where there is no number, or none that a logarithm has.
       const y = (row) => (row.value === null || (log && row.value <= 0) ? NaN : row.value);
       const marked = begins.map((attempt) => ({ number: attempt.number, reason: attempt.reason, step: attempt.first_step, at: Date.parse(attempt.started_at) / 1000 })).filter(({ at }) => at || state.x === "step");
-      const tell = (row) => `${name} ${format.number(row.value)}\nstep ${format.number(row.step)}, attempt ${row.attempt ?? "?"}${row.part ? ", rolled back" : ""}\n${format.time(row.at)}`;
+      const tell = (row) => printable(`${name} ${format.number(row.value)}\nstep ${format.number(row.step)}, attempt ${row.attempt ?? "?"}${row.part ? ", rolled back" : ""}\n${format.time(row.at)}`);
       return {
         width, height: 230, x: { type: state.x === "time" ? "time" : "linear", label: state.x === "time" ? null : state.x }, y: { type: log ? "log" : "linear", label: null, grid: true, tickFormat: log ? undefined : (value) => format.number(value), ticks: log ? 5 : undefined },
         marks: [
@@ -249,7 +248,7 @@ Report.draws("run", (facts) => {
     if (timed.length < 2) return null;
     return element("div", {}, element("h3", {}, "A step's own time by rank"), Report.chart("The median of each rank's own time in a step", (width) => ({
       width, height: 200, x: { label: "rank", type: "linear" }, y: { label: "seconds", zero: true, grid: true, tickFormat: (value) => format.number(value) },
-      marks: [Plot.dot(timed, { x: "rank", y: "own_p50_s", fill: "var(--series-1)", r: 3 }), Plot.tip(timed, Plot.pointer({ x: "rank", y: "own_p50_s", title: (rank) => `rank ${rank.rank} on ${rank.node}\n${format.duration(rank.own_p50_s)} of its own` }))],
+      marks: [Plot.dot(timed, { x: "rank", y: "own_p50_s", fill: "var(--series-1)", r: 3 }), Plot.tip(timed, Plot.pointer({ x: "rank", y: "own_p50_s", title: (rank) => `rank ${rank.rank} on ${printable(rank.node)}\n${format.duration(rank.own_p50_s)} of its own` }))],
     })));
   }
 
@@ -267,7 +266,7 @@ Report.draws("run", (facts) => {
         Plot.tip(stalled, Plot.pointerX({ x: (each) => new Date(each.saved_at), y: "stall_s", title: (each) => `step ${each.step}: ${format.duration(each.stall_s)} stalled, ${format.duration(each.seconds)} in all\n${format.bytes(each.bytes)}, why: ${each.why || "?"}${each.pruned_at ? "\ndeleted since" : ""}` })),
       ],
     })) : null, Report.table({
-      key: "checkpoints-table", rows: shown, sort: { column: "step", descending: true }, rowAttributes: (row) => ({ data: { step: row.step } }),
+      key: "checkpoints-table", most: 15, rows: shown, sort: { column: "step", descending: true }, rowAttributes: (row) => ({ data: { step: row.step } }),
       columns: [
         { name: "step", value: (row) => row.step, number: true },
         { name: "saved", value: (row) => row.saved_at, cell: (row) => time(row.saved_at) },
@@ -279,7 +278,7 @@ Report.draws("run", (facts) => {
         { name: "state", value: (row) => (row.pruned_at ? "deleted" : row.problem || (row.complete ? (row.verified ? "verified" : "on disk") : "damaged")) },
         { name: "kept", value: (row) => row.kept, long: true },
       ],
-    }), leftOut ? element("p", { class: "note" }, `${plural(leftOut, "earlier deleted one")} left out.`) : null);
+    }), leftOut ? element("p", { class: "note" }, `${plural(leftOut, "more checkpoint")} left out; "slurmtrain checkpoints" lists all.`) : null);
   }
 
   // --- what is measured, used and paid ---
@@ -319,7 +318,7 @@ Report.draws("run", (facts) => {
   // --- nodes and environment ---
 
   function plainTable(key, caption, { headers, rows }) {
-    return rows.length ? Report.table({ key, caption, rows, columns: headers.map((name, index) => ({ name: name.toLowerCase(), value: (row) => row[index], long: index === headers.length - 1 })) }) : null;
+    return rows.length ? Report.table({ key, caption, rows, most: 16, columns: headers.map((name, index) => ({ name: name.toLowerCase(), value: (row) => row[index], long: index === headers.length - 1 })) }) : null;
   }
 
   function nodeSection() {

@@ -7,7 +7,7 @@ import math
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slurmtrain.model.metrics.chart import Series, View, make_chart, outline, ticks
+from slurmtrain.model.metrics.chart import Series, View, make_chart, outline, rollbacks, ticks
 from slurmtrain.model.metrics.curves import Curve, Points
 
 
@@ -44,6 +44,22 @@ def test_what_was_superseded_is_a_line_for_each_rollback() -> None:
         superseded.append(*row)
     chart = make_chart("loss", [Series("a", Curve(points([9.0]), superseded), since=0.0)], View())
     assert chart.traces[0].faint == [[(5, 1.0), (6, 2.0)], [(4, 3.0), (5, 4.0)]]
+
+
+def test_two_rollbacks_of_an_attempt_are_two_lines_though_steps_increase_over_both() -> None:
+    kept, superseded = Points(), Points()
+    # Trained to 12, back to 10, on to 22, back to 20, and on.
+    for time, step, is_kept in [
+        (11, 11, 0),
+        (12, 12, 0),
+        (13, 11, 1),
+        (14, 12, 1),
+        (15, 21, 0),
+        (16, 22, 0),
+        (17, 21, 1),
+    ]:
+        (kept if is_kept else superseded).append(1, step, float(time), 0.5)
+    assert [list(part.steps) for part in rollbacks(Curve(kept, superseded))] == [[11, 12], [21, 22]]
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(2, 12))

@@ -95,5 +95,12 @@ def test_what_is_drawn_covers_the_same_time_in_few_intervals(parts: list[tuple[s
     drawn = legible(whole, shortest)
     assert (drawn[0].begin, drawn[-1].end) == (whole[0].begin, whole[-1].end) if whole else not drawn
     assert all(before.end == after.begin for before, after in pairwise(drawn))
-    assert all(interval.end - interval.begin >= shortest - 1e-6 for interval in drawn[1:])
+    total = sum(seconds for _, seconds in parts)
+    assert len(drawn) <= (2 * total / shortest + 2 if shortest else len(parts))
     assert {interval.kind for interval in drawn} <= {interval.kind for interval in whole}
+
+
+def test_of_intervals_too_short_to_be_drawn_the_kind_that_lasts_longest_stands_for_all() -> None:
+    saving = [("train", 5.0), ("stall", 0.5)] * 100
+    drawn = legible(line(("queue", 1.0), ("start", 9.0), *saving, ("lost", 30.0)), 20.0)
+    assert [(kind, round(end - begin, 6)) for kind, begin, end in drawn] == [("train", 560.0), ("lost", 30.0)]

@@ -124,7 +124,7 @@ def submit_command(
     loaded = merge_specs(specs)
     chosen = workspace.config.choose_executor(executor)
     if dry_run:
-        previewed = preview(loaded, chosen)
+        previewed = preview(workspace, loaded, chosen)
         output.warn(previewed.notes)
         output.print_json(previewed.to_json()) if as_json else tables.print_preview(previewed)
         return 0
@@ -292,6 +292,8 @@ def render_command(
         if len(rendered) > 1 or preview.search is not None:
             tables.print_preview(preview)
             output.echo("")
+        elif price := tables.describe_estimate(preview.price):
+            output.echo(f"# {price}")
         for run in rendered:
             code = f"as it is when the run starts, in {run.directory}"
             if run.code is not None:

@@ -24,6 +24,7 @@ from slurmtrain.model.query.folding import is_folded, states_of
 
 if TYPE_CHECKING:
     from slurmtrain.cli.drawing import Drawing
+    from slurmtrain.ops.submit.estimates import Estimate
     from slurmtrain.ops.submit.notes import Preview
 
 # Cells that a column which wraps keeps on a narrow terminal.
@@ -235,6 +236,24 @@ def print_preview(preview: Preview) -> None:
         print_table(["RUN", *preview.keys], rows)
         output.echo("")
     output.echo(str(preview.cost))
+    if price := describe_estimate(preview.price):
+        output.echo(price)
+
+
+def describe_estimate(price: Estimate) -> str:
+    """What runs may cost that are not submitted yet, in a sentence without a full stop; empty if nothing is known."""
+    parts = []
+    if price.at_most is not None:
+        parts.append(f"at most {formatting.amount(price.at_most, price.currency)} {price.currency} per attempt")
+    elif price.problem:
+        parts.append(f"unknown cost: {price.problem}")
+    if price.expected is not None:
+        count = price.earlier_runs
+        basis = f"{count} completed runs of that name" if count > 1 else "the completed run of that name"
+        unit = price.unit if price.unit != price.currency else None
+        expected = formatting.amount(price.expected, None if unit else price.currency)
+        parts.append(f"{expected} {price.unit} if they cost what {basis} did")
+    return ", ".join(parts)
 
 
 # --- drawing ----------------------------------------------------------------------------------------------------------

@@ -107,5 +107,5 @@ def render(
             script = make_request(outer_variables.placed(planned.plan), run.submission(1)).script
         directory, sources = plan.working_directory(run.code), partial(spec.sources, planned)
         rendered.append(Rendered(planned.plan, planned.overrides, script, plan.code, directory, sources))
-    before = preview(spec, executor)
+    before = preview(workspace, spec, executor, script_for)
     return Rendering(rendered, before, [*before.notes, *dict.fromkeys(notes)])

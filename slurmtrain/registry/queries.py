@@ -42,6 +42,8 @@ _OPEN = tuple(state for state in RUN_STATES if state not in ENDED)
 _AFTER = "~"
 # The last save is looked for in at most this many runs of the same name, the newest ones.
 _NAMESAKES = 20
+# And so many completed runs with any of several names say what others will cost.
+_MOST_NAMESAKES = 1000
 
 
 class IndexRow(NamedTuple):
@@ -175,6 +177,16 @@ def charged_attempts(connection: sa.Connection, run_ids: Collection[str]) -> dic
         row = dict(zip(CHARGED.fields, values, strict=True))
         by_run.setdefault(run_id, []).append(CHARGED.read(row, spent=seconds.get((run_id, row["number"]), {})))
     return {run_id: sorted(attempts, key=lambda each: each.number) for run_id, attempts in by_run.items()}
+
+
+def completed_namesakes(connection: sa.Connection, names: Collection[str]) -> dict[str, tuple[str, str]]:
+    """The name and the executor of each of the newest completed runs with these ``names``, newest first."""
+    any_name = sa.func.json_texts(sa.bindparam("names")).table_valued("value")
+    run = schema.run.c
+    has_name = run.name.in_(sa.select(any_name.c.value)) & (run.state == "completed")
+    query = sa.select(run.id, run.name, run.executor).where(has_name).order_by(run.id.desc()).limit(_MOST_NAMESAKES)
+    rows = connection.execute(query, {"names": json.dumps(list(names))})
+    return {str(run_id): (str(name), str(executor)) for run_id, name, executor in rows}
 
 
 def sent(connection: sa.Connection, run_ids: Collection[str] | None = None) -> dict[str, dict[str, Sent]]:

@@ -209,6 +209,10 @@ class Store:
         """The attempts of these runs, in order, with no more of each than its cost needs."""
         return self.ask(lambda db: queries.charged_attempts(db, run_ids))
 
+    def completed_namesakes(self, names: Collection[str]) -> dict[str, tuple[str, str]]:
+        """The name and the executor of each of the newest completed runs with these ``names``, newest first."""
+        return self.ask(lambda db: queries.completed_namesakes(db, names))
+
     def events(self, run_id: str, cls: type[E]) -> list[Event[E]]:
         """A run's events of one kind, in no order. ``cls``: the payload class of that kind."""
         return self.events_of([run_id], cls).get(run_id, [])

@@ -13,6 +13,9 @@ from slurmtrain.ops.shared.workspace import Workspace
 if TYPE_CHECKING:
     from slurmtrain.ops.shared.views import RunRecord
 
+# So many earlier runs of a name say what another one will cost.
+_NAMESAKES = 20
+
 
 def costs_of_runs(workspace: Workspace, records: Mapping[str, RunRecord]) -> dict[str, dict[str, Any]]:
     """The field ``cost`` of each of these runs, by the run's id.
@@ -26,6 +29,25 @@ def costs_of_runs(workspace: Workspace, records: Mapping[str, RunRecord]) -> dic
         run_id: _cost(workspace, attempts.get(run_id, ()), record.listed.row["executor"], record.listed.resources)
         for run_id, record in records.items()
     }
+
+
+def costs_of_namesakes(workspace: Workspace, names: Sequence[str]) -> dict[str, list[dict[str, Any]]]:
+    """The field ``cost`` of the newest completed runs of each of these ``names``. It creates no registry.
+
+    Args:
+        workspace: Where they are.
+        names: Names of runs.
+    """
+    if not workspace.has_registry:
+        return {}
+    completed = workspace.store.completed_namesakes(names)
+    attempts = workspace.store.charged_attempts(list(completed))
+    costs: dict[str, list[dict[str, Any]]] = {}
+    for run_id, (name, executor) in completed.items():
+        of_run = attempts.get(run_id, [])
+        if len(costs.setdefault(name, [])) < _NAMESAKES and of_run:
+            costs[name].append(_cost(workspace, of_run, executor, of_run[-1].resources))
+    return costs
 
 
 def cost_of_run(workspace: Workspace, run: Run) -> dict[str, Any]:

@@ -22,7 +22,6 @@ from slurmtrain.model.experiment.slurm_options import runs_in_container, unknown
 from slurmtrain.model.experiment.sweep import Pack, SweepCost, cost_of
 from slurmtrain.model.experiment.sweep_values import SearchSpec
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops.shared.shared_jobs import pack_of_group, request_key, split_groups
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.command_script import (
     NEEDED,
@@ -32,6 +31,7 @@ from slurmtrain.ops.submit.command_script import (
     note_script,
     notes_on_shell,
 )
+from slurmtrain.ops.submit.estimates import Estimate, estimate, groups_of_runs
 from slurmtrain.slurm import outer_variables
 from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile
@@ -187,12 +187,14 @@ def _shared_by_runs(plans: Sequence[Plan]) -> Iterator[str]:
 class Preview:
     """The runs of a spec. ``keys``: those that vary. ``notes``: what ``submit`` would warn of in the spec.
 
-    ``search``: the search that chooses the values of runs; the only run here is an example.
+    ``price``: what they may cost. ``search``: the search that chooses the values of runs, whose only run here is an
+    example.
     """
 
     runs: Sequence[PlannedRun]
     keys: Sequence[str]
     cost: SweepCost
+    price: Estimate
     notes: Sequence[str]
     search: SearchSpec | None = None
 
@@ -208,27 +210,35 @@ class Preview:
             for run in self.runs
         ]
         search = {"search": self.search.to_dict()} if self.search is not None else {}
-        return {"schema": 1, "runs": runs, **search, "cost_per_attempt": cost_json(self.cost)}
+        return {
+            "schema": 1,
+            "runs": runs,
+            **search,
+            "cost_per_attempt": cost_json(self.cost),
+            "price": self.price.to_json(),
+        }
 
 
-def preview(spec: SpecFile, executor: str) -> Preview:
-    """What submitting all runs of ``spec`` would be; ``executor``: what would start them, for the notes."""
+def preview(workspace: Workspace, spec: SpecFile, executor: str, shown: str | None = None) -> Preview:
+    """What submitting all runs of a spec would be.
+
+    Args:
+        workspace: where they would be.
+        spec: the spec.
+        executor: what would start them.
+        shown: what they are shown for, if that is another executor, which their cost depends on.
+    """
     plans = [run.plan for run in spec.runs]
     keys = list(dict.fromkeys(key for run in spec.runs for key in run.varies))
     notes = [*map(str, spec.warnings), *notes_on_pack(spec.pack, executor), *notes_on_plans(plans, executor)]
-    return Preview(spec.runs, keys, cost_of_runs(spec), notes, spec.search)
+    price = estimate(workspace, spec, shown or executor)
+    return Preview(spec.runs, keys, cost_of_runs(spec), price, notes, spec.search)
 
 
 def cost_of_runs(spec: SpecFile) -> SweepCost:
     """What all runs of a spec may cost."""
-    # The runs of a search are all like its example.
-    runs = spec.runs * (spec.search.trials if spec.search is not None else 1)
-    if spec.pack is None:
-        return cost_of(run.plan.spec.resources for run in runs)
-    # As they are submitted: those that do not fill a job are a smaller pack, which has a node to itself all the same.
-    keyed = ((request_key(run.plan, run.secrets), run.plan.spec.resources) for run in runs)
-    groups = split_groups(keyed, len(runs), spec.pack.runs)
-    return sum((cost_of(group, pack_of_group(spec.pack, len(group))) for group in groups), cost_of(()))
+    groups = groups_of_runs(spec)
+    return sum((cost_of((plan.spec.resources for plan in plans), pack) for plans, pack in groups), cost_of(()))
 
 
 def cost_json(cost: SweepCost) -> dict[str, Any]:

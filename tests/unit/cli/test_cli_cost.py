@@ -216,6 +216,68 @@ def test_wrong_prices_are_mistakes_with_their_line(run: Run, root: Path, prices:
     assert sentence in err
 
 
+SPEC = """
+name: {name}
+command: python x.py
+params: {{seed: 0}}
+resources: {{nodes: 2, gpus_per_node: 4, spares: 1, time: "10:00:00"}}
+slurm: {{partition: "{partition}"}}
+"""
+GPUS = (
+    "prices: {currency: EUR, partitions: {gpu: {gpu_hour: {a100: 12}}, spot: {node_hour: 8}, dear: {node_hour: 9}}}\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "line"),
+    [
+        # Three nodes, of which one is spare, at 8 EUR for ten hours.
+        ([], "at most 240.00 EUR per attempt"),
+        # Slurm may choose the dearer one of two partitions; each of two runs that share a job pays half of it.
+        (["slurm.partition=dear,spot"], "at most 270.00 EUR per attempt"),
+        (["resources.gpu_type=a100", "slurm.partition=gpu"], "at most 1,440 EUR per attempt"),
+        (["slurm.partition=gpu"], "unknown cost: partition gpu has no price for GPUs of an unknown type"),
+        (["resources.gpu_type=h100", "slurm.partition=gpu"], "unknown cost: partition gpu has no price for h100"),
+        (["slurm.partition=null"], "unknown cost: 'slurm.partition' does not say which partition's price it has"),
+        (["resources.time=null"], "unknown cost: nothing limits it without 'resources.time'"),
+        (["--sweep", "params.seed=1,2,3"], "at most 720.00 EUR per attempt"),
+        (["--sweep", "params.seed=1,2,3,4", "--sweep", "pack=2", "resources.nodes=1", "resources.spares=0",
+          "resources.cpus_per_proc=1"], "at most 160.00 EUR per attempt"),
+        (["name=gpt"], "at most 240.00 EUR per attempt, 50.58 EUR if they cost what 2 completed runs of that name did"),
+        (["name=gpt", "--sweep", "params.seed=1,2"], "at most 480.00 EUR per attempt, 101.16 EUR if they cost what 2"),
+        (["resources.components=[{nodes: 1, slurm: {partition: spot}}, {nodes: 2, slurm: {partition: dear}}]",
+          "resources.nodes=3", "resources.spares=0"], "at most 260.00 EUR per attempt"),
+    ],
+)  # fmt: skip
+def test_before_submission_it_says_what_runs_may_cost(run: Run, root: Path, overrides: list[str], line: str) -> None:
+    (root / "slurmtrain.yaml").write_text(GPUS)
+    (root / "x.py").touch()
+    (root / "exp.yaml").write_text(SPEC.format(name="new", partition="spot"))
+    # The registry learns of the runs that are there.
+    run("status")
+    code, out, _ = run("submit", "exp.yaml", "--dry-run", "--executor", "slurm", *overrides)
+    assert code == 0
+    assert out.splitlines()[-1].startswith(line)
+    price = json.loads(run("submit", "exp.yaml", "--dry-run", "--executor", "slurm", "--json", *overrides)[1])["price"]
+    assert (price["problem"] is None) == (not line.startswith("unknown"))
+    assert price["earlier_runs"] == (2 if "name=gpt" in overrides else 0)
+    _, rendered, _ = run("render", "exp.yaml", *overrides)
+    assert any(each.removeprefix("# ").startswith(line) for each in rendered.splitlines())
+
+
+def test_a_preview_creates_nothing_and_needs_no_prices(run: Run, root: Path, tmp_path: Path) -> None:
+    (root / "slurmtrain.yaml").write_text("")
+    (root / "x.py").touch()
+    (root / "exp.yaml").write_text(SPEC.format(name="gpt", partition="spot"))
+    empty = tmp_path / "none"
+    code, out, _ = run("--runs", str(empty), "submit", "exp.yaml", "--dry-run", "--executor", "slurm")
+    assert (code, out) == (0, "1 run, at most 120.0 GPU-hours and 30.0 node-hours per attempt\n")
+    assert not empty.exists()
+    run("status")
+    _, out, _ = run("submit", "exp.yaml", "--dry-run", "--executor", "slurm")
+    assert out.splitlines()[-1] == "25.3 GPU-hours if they cost what 2 completed runs of that name did"
+
+
 def test_what_others_have_named_is_printed_without_its_control_characters(run: Run, root: Path) -> None:
     workspace = make_workspace(root / "runs")
     sim: Any = preempted_run(workspace.root.run("0000000004"), name="\x1b[31mred\x1b]0;title\x07")

@@ -236,7 +236,8 @@ def test_a_local_sweep_says_that_its_runs_share_no_gpus(workspace: Workspace, sp
 
     sweep = ["params.a=1,2", "pack={runs: 2, share_gpu: true}"]
     notes = [
-        preview(load(spec, ["resources.gpus_per_node=1"], sweep), executor).notes for executor in ("local", "slurm")
+        preview(workspace, load(spec, ["resources.gpus_per_node=1"], sweep), executor).notes
+        for executor in ("local", "slurm")
     ]
     assert [any("share_gpu" in note for note in each) for each in notes] == [True, False]
 

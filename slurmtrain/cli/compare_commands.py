@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from operator import itemgetter
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -31,7 +32,9 @@ _ROOM = 8
 _COMMIT = 12
 
 
-@options.command("compare 'cnn*'", "compare 0k2f 0k2g --metrics val_loss,acc --by acc", looks=True)
+@options.command(
+    "compare 'cnn*'", "compare 0k2f 0k2g --metrics val_loss,acc --by acc", "compare cnn --html cnn.html", looks=True
+)
 @options.runs_argument
 @click.option(
     "--metrics", metavar="NAME[,NAME]", callback=split_words, shell_complete=options.complete_metrics,
@@ -49,12 +52,16 @@ _COMMIT = 12
     "--baseline", metavar="RUN", shell_complete=options.complete_run,
     help="With --performance: the run to compare the others with; by default the one with the fewest GPUs.",
 )  # fmt: skip
+@click.option(
+    "--html", "page", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="Write a page with all of it, also performance and curves.",
+)  # fmt: skip
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, a line for each run.")
 @options.json_option
 def compare_command(
     workspace: Workspace, names: tuple[str, ...], metrics: tuple[str, ...], by: str | None, larger: bool | None,
-    over: tuple[str, ...], where: tuple[str, ...], performance: bool, baseline: str | None, as_csv: bool,
-    as_json: bool,
+    over: tuple[str, ...], where: tuple[str, ...], performance: bool, baseline: str | None, page: Path | None,
+    as_csv: bool, as_json: bool,
 ) -> int:  # fmt: skip
     """Compare runs: the settings that differ among them, and their metrics, the best run first.
 
@@ -68,10 +75,10 @@ def compare_command(
     With --performance: steps and samples in a second, seconds of an epoch, the memory and utilization of GPUs (or
     processes), GPU-hours for 1000 steps, and the speed-up against the baseline, also as a percentage of the ideal one.
     """
-    if as_csv and as_json:
-        raise click.UsageError("--csv and --json exclude each other")
-    if baseline is not None and not performance:
-        raise click.UsageError("--baseline takes --performance")
+    if (as_csv and as_json) or (page is not None and (as_csv or as_json or performance)):
+        raise click.UsageError("--csv, --json and --html exclude each other, and --html has --performance anyway")
+    if baseline is not None and not performance and page is None:
+        raise click.UsageError("--baseline takes --performance or --html")
     if performance and (metrics or by or over or larger is not None):
         raise click.UsageError("--performance excludes --metrics, --by, --over, --max and --min")
     from slurmtrain.ops.query.compare import put_side_by_side
@@ -101,7 +108,14 @@ def compare_command(
         return 0
     answer = put_side_by_side(workspace, observed.runs, question, metrics, by, larger)
     output.warn(answer.notes)
-    if as_json:
+    if page is not None:
+        from slurmtrain.ops.query.performance import compare_performance_of
+        from slurmtrain.system.interpreter import PAGES, load_plugin
+
+        compared = compare_performance_of(workspace, observed.runs, question, baseline)
+        load_plugin(PAGES, "compare")(workspace, observed, answer, compared, page)
+        output.verbatim(str(page))
+    elif as_json:
         output.print_json(answer.to_json())
     elif as_csv:
         output.print_csv(_csv_rows(answer))

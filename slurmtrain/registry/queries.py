@@ -168,7 +168,7 @@ def load_runs(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, 
 
 
 def charged_attempts(connection: sa.Connection, run_ids: Collection[str]) -> dict[str, list[Attempt]]:
-    """The attempts of runs, in order, with no more of each than its cost needs; runs without any are left out."""
+    """The attempts of runs, in order, with no more of each than costs and hours need; runs without any are left out."""
     from slurmtrain.registry.rows import CHARGED
 
     seconds = spent_seconds(connection, run_ids)

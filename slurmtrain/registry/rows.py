@@ -72,10 +72,10 @@ class RowFormat(Generic[T]):
 
 
 ATTEMPTS = RowFormat(schema.attempt, Attempt)
-# What costs follow from: reading thousands of attempts with all that is known of them takes seconds.
+# What costs and the hours of a day follow from: reading all that is known of thousands of attempts takes seconds.
 _CHARGED = """
-number job_id restart state cause hosts started_at first_step pack share_gpu executor partition partitions resources
-restarts
+number job_id restart state cause hosts submitted_at started_at ended_at first_step pack share_gpu executor partition
+partitions resources restarts
 """
 CHARGED = RowFormat(schema.attempt, Attempt, frozenset(_CHARGED.split()))
 CHECKPOINTS = RowFormat(schema.checkpoint, Checkpoint)

@@ -38,6 +38,8 @@ REGISTRIES = "slurmtrain.registries"
 """The group of registries that are no SQLite file."""
 CHECKPOINT_FORMATS = "slurmtrain.checkpoint_formats"
 """The group of formats in which trainers write checkpoints."""
+PAGES = "slurmtrain.pages"
+"""The group of pages about what a command prints, by its name."""
 
 
 def collect_rarely() -> None:

@@ -74,8 +74,27 @@ def spending_of(workspace: Workspace, runs: ListedRuns, question: Question) -> S
         from slurmtrain.ops.colleagues import attempts_of_colleagues
 
         attempts |= attempts_of_colleagues(workspace)
+    return sum_up(workspace, selection.runs, attempts, own, notes)
+
+
+def sum_up(
+    workspace: Workspace,
+    runs: Sequence[Record],
+    attempts: Mapping[str, Sequence[Attempt]],
+    own: str = "",
+    notes: Sequence[str] = (),
+) -> Spending:
+    """What some runs cost.
+
+    Args:
+        workspace: Where they are.
+        runs: RUN of the JSON of each.
+        attempts: Their attempts, in order, by the run's id.
+        own: Whose runs they are, unless they say another user.
+        notes: Warnings.
+    """
     currency = workspace.config.prices.currency if workspace.config.prices else None
-    bills = [_Bill(run, attempts.get(run["id"], []), workspace, own) for run in selection.runs]
+    bills = [_Bill(run, attempts.get(run["id"], []), workspace, own) for run in runs]
     return _summed_up(bills, currency, notes)
 
 

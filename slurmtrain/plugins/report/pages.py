@@ -24,9 +24,9 @@ from slurmtrain.version import __version__
 # The scripts of a page besides the frame's, by its kind.
 SCRIPTS: Mapping[str, Sequence[str]] = {
     "run": ("run.js",),
-    "sweep": ("sweep.js",),
-    "compare": ("sweep.js",),
-    "many": ("many.js",),
+    "sweep": ("runs.js", "sweep.js"),
+    "compare": ("runs.js", "sweep.js"),
+    "many": ("runs.js", "many.js"),
 }
 _LIBRARIES = {"d3.min.js": "d3.LICENSE", "plot.min.js": "plot.LICENSE"}
 # What would end or open an element, and two line ends that JavaScript once did not know.
@@ -60,7 +60,7 @@ def build_page(facts: Mapping[str, Any], *, source: str = "", links: str = "", s
     )
 
 
-def write_page(facts: Mapping[str, Any], target: str | None = None) -> Path:
+def write_page(facts: Mapping[str, Any], target: str | Path | None = None) -> Path:
     """Write a page to a file that its owner alone can read; returns its path.
 
     Args:
@@ -74,8 +74,7 @@ def write_page(facts: Mapping[str, Any], target: str | None = None) -> Path:
     try:
         write_atomically(path, build_page(facts).encode(), private=True)
     except OSError as error:
-        another = "-o of 'slurmtrain report' names another file"
-        raise UserError(f"cannot write {path}: {describe_os_error(error)}; {another}") from error
+        raise UserError(f"cannot write {path}: {describe_os_error(error)}; name another file") from error
     return path
 
 

@@ -269,20 +269,6 @@ const Report = (() => {
     return links ? element("a", { href: `${links}${encodeURIComponent(id)}`, class: "mono" }, id) : element("span", { class: "mono" }, id);
   }
 
-  /* A table of runs (RUN of status --json), with columns before those of every run's. */
-  function runsTable(key, runs, columns = [], options = {}) {
-    const common = [
-      { name: "id", value: (run) => run.id, cell: (run) => link(run.id) },
-      { name: "name", value: (run) => run.name },
-      { name: "state", value: (run) => run.state, cell: (run) => element("span", { class: `state ${run.state}` }, run.state) },
-      { name: "step", value: (run) => run.step, number: true },
-      { name: "attempts", value: (run) => run.attempt_count, number: true },
-      { name: "goodput", value: (run) => run.goodput, cell: (run) => format.share(run.goodput), number: true },
-      { name: "submitted", value: (run) => run.submitted_at, cell: (run) => time(run.submitted_at) },
-    ];
-    return table({ key, rows: runs, columns: [...common.slice(0, 3), ...columns, ...common.slice(3)], filter: "find", ...options });
-  }
-
   const series = (index) => `var(--series-${(index % 6) + 1})`;
 
   // --- facts ---
@@ -357,7 +343,7 @@ const Report = (() => {
 
   return {
     draws: (kind, draw) => { drawers[kind] = draw; },
-    refresh, ready, element, section, head, facts, tiles, select, tick, choice, table, runsTable, link, chart, legend,
+    refresh, ready, element, section, head, facts, tiles, select, tick, choice, table, link, chart, legend,
     series, time, format, known, printable,
   };
 })();

@@ -1,0 +1,61 @@
+"use strict";
+/* The table of runs on the pages of a sweep and of many runs. */
+Report.runs = (() => {
+  const { element, format, known } = Report;
+
+  /* A number that was summed, to three figures. */
+  const rounded = (value) => (known(value) ? format.number(Number(value.toPrecision(3))) : "–");
+  /* The node-hours of a run that were not spent waiting. */
+  const spent = (run) => d3.sum(Object.entries(run.hours ?? {}), ([kind, hours]) => (kind === "queue" ? 0 : hours));
+  const state = (name) => element("span", { class: `state ${name}` }, name);
+
+  const step = (run) => (known(run.step) ? format.number(run.step) + (known(run.total_steps) ? ` / ${format.number(run.total_steps)}` : "") : "–");
+
+  /* The columns for facts with params, metrics and runs; those that say nothing about any run are left out. */
+  function columns({ params, metrics, runs }) {
+    const units = new Set(runs.filter((run) => run.cost).map((run) => run.cost.unit));
+    const [unit] = units.size === 1 ? units : [];
+    const money = (value, run) => (known(value) ? rounded(value) + (unit ? "" : ` ${run.cost.unit}`) : "–");
+    const numeric = (name) => runs.every((run) => typeof (run.params?.[name] ?? 0) === "number");
+    const all = [
+      { name: "name", value: (run) => run.name, differs: true },
+      { name: "state", value: (run) => run.state, cell: (run) => state(run.state) },
+      { name: "sweep", value: (run) => run.sweep, cell: (run) => (run.sweep ? Report.link(run.sweep) : "–"), differs: true },
+      ...params.map((name) => ({ name, number: numeric(name), value: (run) => run.params?.[name], cell: (run) => (known(run.params?.[name]) ? format.value(run.params[name]) : "–") })),
+      ...metrics.map((name) => ({ name, number: true, value: (run) => run.metrics?.[name] })),
+      { name: "step", number: true, value: (run) => run.step, cell: step },
+      { name: "lost steps", number: true, value: (run) => run.lost_steps },
+      { name: "goodput", number: true, value: (run) => run.goodput, cell: (run) => format.share(run.goodput) },
+      { name: "attempts", number: true, value: (run) => run.attempt || null },
+      { name: "node-hours", number: true, value: (run) => (run.hours ? spent(run) : null), cell: (run) => (run.hours ? rounded(spent(run)) : "–"), title: "time on nodes, times the nodes" },
+      { name: "lost hours", number: true, value: (run) => run.hours?.lost, cell: (run) => rounded(run.hours?.lost), title: "node-hours of training that was repeated" },
+      { name: unit ? `cost, ${unit}` : "cost", number: true, value: (run) => run.cost?.spent, cell: (run) => money(run.cost?.spent, run) },
+      { name: "lost cost", number: true, value: (run) => run.cost?.lost, cell: (run) => money(run.cost?.lost, run), title: "what interruptions cost" },
+      { name: "submitted", value: (run) => run.submitted_at, cell: (run) => Report.time(run.submitted_at) },
+      { name: "reason", long: true, value: (run) => run.reason },
+      { name: "tags", value: (run) => run.tags?.join(", ") },
+      { name: "note", long: true, value: (run) => run.note },
+    ];
+    return [
+      { name: "run", value: (run) => run.id, cell: (run) => Report.link(run.id) },
+      ...all.filter((column) => (column.differs ? new Set(runs.map(column.value)).size > 1 : runs.some((run) => known(column.value(run))))),
+    ];
+  }
+
+  /* The table of some of the runs of facts. first: columns in front; the rest: of Report.table. */
+  function table(facts, runs, { first = [], ...options } = {}) {
+    return Report.table({ key: "runs-table", columns: [...first, ...columns(facts)], rows: runs, filter: "find", ...options });
+  }
+
+  /* The tile of a cost, of a run or of several. */
+  function costTile(cost) {
+    const more = [
+      cost.interruptions ? `${rounded(cost.lost)} lost to ${format.number(cost.interruptions)} interruptions` : null,
+      known(cost.on_demand) ? `${rounded(cost.on_demand)} on demand` : null,
+      ...(cost.unpriced ?? []).map((each) => `without ${format.number(each.runs)} runs: ${each.problem}`),
+    ].filter(Boolean).join("; ");
+    return { name: "cost", value: cost.spent && cost.unit !== "node-hours" ? `${rounded(cost.spent)} ${cost.unit}` : null, more };
+  }
+
+  return { table, spent, rounded, state, costTile };
+})();

@@ -27,6 +27,9 @@ from slurmtrain.ops.shared.views import now_iso
 
 if TYPE_CHECKING:
     from slurmtrain.config import Config
+    from slurmtrain.ops.shared.workspace import Workspace
+    from slurmtrain.registry.queries import IndexRow
+    from slurmtrain.registry.rows import Listed
 
 MANY, RUN, SWEEP = "many", "run", "sweep"
 # A page is sent something at least so often, in seconds: ssh and firewalls close connections that say nothing.
@@ -124,7 +127,9 @@ class LivePages:
         self._counter = itertools.count(1)
         # Without it, a page of an earlier server could take its own state for the present one.
         self._prefix = secrets.token_hex(4)
+        # For each run, when it last changed, as a number that grows; and the runs that come from it, or it from them.
         self._look: Look[int] = Look()
+        self._relatives: dict[str, set[str]] = {}
         self._next_at = -float("inf")
         self._as_of = ""
         self._looker: Looker[int] | None = None
@@ -219,8 +224,25 @@ class LivePages:
         """All runs, and how long that took."""
         began = time.monotonic()
         # Made here, in the thread that looks with it.
-        self._looker = self._looker or Looker(self._config, lambda *_: next(self._counter), self._patience_s)
+        self._looker = self._looker or Looker(self._config, self._note_change, self._patience_s)
         return self._looker.look(), time.monotonic() - began
+
+    def _note_change(self, _workspace: Workspace, listed: Listed, _index: IndexRow) -> int:
+        for parent in listed.parents:
+            origin = str(parent.get("run"))
+            self._relatives.setdefault(origin, set()).add(listed.id)
+            self._relatives.setdefault(listed.id, set()).add(origin)
+        return next(self._counter)
+
+    def _family(self, run_id: str) -> set[str]:
+        """A run, and all that it comes from or starts after, and the reverse, in turn: its page shows their states."""
+        family, queue = {run_id}, [run_id]
+        while queue:
+            # A copy, made at once: the thread that reads may add some.
+            new = set(self._relatives.get(queue.pop(), ())) - family
+            family |= new
+            queue += new
+        return family
 
     def _choose(self, name: str) -> PageSubject:
         """What a name means."""
@@ -238,12 +260,13 @@ class LivePages:
         look, content = self._look, self._contents.get(subject)
         if content is not None and time.monotonic() - content.at < min(content.seconds / _SHARE, _LONGEST_REST_S):
             return content.revision
-        if subject.kind == RUN:
-            return f"{self._prefix}-{look.runs.get(subject.id, 0)}"
         chosen = look.runs
-        if subject.kind == SWEEP:
+        if subject.kind == RUN:
+            family = self._family(subject.id)
+            chosen = {run_id: look.runs[run_id] for run_id in family if run_id in look.runs}
+        elif subject.kind == SWEEP:
             chosen = {run_id: state for run_id, state in look.runs.items() if look.index[run_id].sweep == subject.id}
-        # The number changes when a run is deleted.
+        # The number of runs changes when one is deleted.
         return f"{self._prefix}-{max(chosen.values(), default=0)}-{len(chosen)}"
 
     def _build(self, subject: PageSubject) -> Content:

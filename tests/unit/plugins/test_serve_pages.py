@@ -213,6 +213,20 @@ def test_pages_are_told_what_changes_and_nothing_else(root: Workspace) -> None:
     assert gone.status == 404
 
 
+def test_a_page_follows_the_runs_that_its_run_comes_from_or_waits_for(root: Workspace) -> None:
+    with serving(root) as (client, _), client.events(f"/events/run/{TRAINING}") as events:
+        alone = next(events)
+        child = SimulatedRun(root.root.run("0000000024"), spec={"name": "child"}, executor="local", now=time.time())
+        child.created(parents=[{"run": TRAINING, "relation": "rerun", "step": None}])
+        with_child = next(events)
+        assert [each["run"] for each in client.json(f"/facts/run/{TRAINING}")["run"]["children"]] == ["0000000024"]
+        with client.events("/events/run/0000000024") as of_child:
+            before = next(of_child)
+            reach(root, 200)
+            assert next(of_child)["revision"] != before["revision"]
+    assert with_child["revision"] != alone["revision"]
+
+
 def test_ten_browsers_cost_as_much_as_one_and_none_costs_nothing(root: Workspace, slurm: SlurmCommands) -> None:
     with serving(root) as (client, pages):
         until(lambda: pages.looks == 1, "the first look")

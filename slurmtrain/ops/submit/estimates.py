@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from statistics import fmean
 from typing import Any
@@ -14,8 +14,8 @@ from slurmtrain.model.experiment.prices import LOCAL, Prices
 from slurmtrain.model.experiment.slurm_options import named_options
 from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.ops.shared.run_costs import costs_of_namesakes
-from slurmtrain.ops.shared.shared_jobs import pack_of_group, request_key, split_groups
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.ops.submit.notes import groups_of_runs
 from slurmtrain.slurm import outer_variables
 from slurmtrain.specfile import SpecFile
 
@@ -41,18 +41,6 @@ class Estimate:
     def to_json(self) -> dict[str, Any]:
         """``price`` of what ``submit --dry-run --json`` prints."""
         return asdict(self)
-
-
-def groups_of_runs(spec: SpecFile) -> Iterator[tuple[Sequence[Plan], Pack | None]]:
-    """The plans of all runs of a spec, as they share jobs. The runs of a search are all like its example."""
-    runs = spec.runs * (spec.search.trials if spec.search is not None else 1)
-    if spec.pack is None:
-        yield [run.plan for run in runs], None
-        return
-    # As they are submitted: those that do not fill a job are a smaller pack, which has a node to itself all the same.
-    keyed = ((request_key(run.plan, run.secrets), run.plan) for run in runs)
-    for group in split_groups(keyed, len(runs), spec.pack.runs):
-        yield group, pack_of_group(spec.pack, len(group))
 
 
 def estimate(workspace: Workspace, spec: SpecFile, executor: str) -> Estimate:

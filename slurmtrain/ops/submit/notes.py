@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePath
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from slurmtrain.config import Config
 from slurmtrain.model.environment import describe_obsolete
@@ -22,6 +22,7 @@ from slurmtrain.model.experiment.slurm_options import runs_in_container, unknown
 from slurmtrain.model.experiment.sweep import Pack, SweepCost, cost_of
 from slurmtrain.model.experiment.sweep_values import SearchSpec
 from slurmtrain.model.run.layout import RunDir
+from slurmtrain.ops.shared.shared_jobs import pack_of_group, request_key, split_groups
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.command_script import (
     NEEDED,
@@ -31,11 +32,13 @@ from slurmtrain.ops.submit.command_script import (
     note_script,
     notes_on_shell,
 )
-from slurmtrain.ops.submit.estimates import Estimate, estimate, groups_of_runs
 from slurmtrain.slurm import outer_variables
 from slurmtrain.slurm.slurm_commands import read_options
 from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.locks import mount_of
+
+if TYPE_CHECKING:
+    from slurmtrain.ops.submit.estimates import Estimate
 
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
 # File systems in memory: local to one machine.
@@ -231,8 +234,23 @@ def preview(workspace: Workspace, spec: SpecFile, executor: str, shown: str | No
     plans = [run.plan for run in spec.runs]
     keys = list(dict.fromkeys(key for run in spec.runs for key in run.varies))
     notes = [*map(str, spec.warnings), *notes_on_pack(spec.pack, executor), *notes_on_plans(plans, executor)]
+    # Imported here: it reads earlier runs, which no submission does.
+    from slurmtrain.ops.submit.estimates import estimate
+
     price = estimate(workspace, spec, shown or executor)
     return Preview(spec.runs, keys, cost_of_runs(spec), price, notes, spec.search)
+
+
+def groups_of_runs(spec: SpecFile) -> Iterator[tuple[Sequence[Plan], Pack | None]]:
+    """The plans of all runs of a spec, as they share jobs. The runs of a search are all like its example."""
+    runs = spec.runs * (spec.search.trials if spec.search is not None else 1)
+    if spec.pack is None:
+        yield [run.plan for run in runs], None
+        return
+    # As they are submitted: those that do not fill a job are a smaller pack, which has a node to itself all the same.
+    keyed = ((request_key(run.plan, run.secrets), run.plan) for run in runs)
+    for group in split_groups(keyed, len(runs), spec.pack.runs):
+        yield group, pack_of_group(spec.pack, len(group))
 
 
 def cost_of_runs(spec: SpecFile) -> SweepCost:

@@ -378,7 +378,7 @@ class RunHandle:
         from slurmtrain.ops.shared.run_costs import cost_of_run
 
         with calling(self._config, again=True) as call:
-            return cost_of_run(call.workspace, self._load())
+            return cost_of_run(call.workspace, self._load(), self._record.idleness)
 
     def cancel(self, *, force: bool = False) -> Self:
         """End it: let it save and exit, and kill what does not exit; returns itself.

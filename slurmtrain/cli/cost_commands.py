@@ -113,6 +113,8 @@ def _purposes(total: Record) -> Iterator[tuple[str, str, str, str]]:
         if total[purpose]:
             share = f"{100 * total[purpose] / total['spent']:.1f} %"
             yield purpose, _amount(total, purpose), share, lost if purpose == "lost" and count else ""
+    if total["idle"]:
+        yield "idle", _amount(total, "idle"), "", "so far, on nodes that compute nothing; partly in the others"
     if total["waiting_seconds"]:
         yield "waiting", "0", "", f"{formatting.duration(total['waiting_seconds'])} in the queue"
 

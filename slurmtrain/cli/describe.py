@@ -273,6 +273,8 @@ def describe_cost(cost: Mapping[str, Any]) -> str:
     if count and cost["lost"]:
         amounts[0] += f" to {count} interruption{'s' * (count != 1)}"
     parts = [f"{formatting.amount(cost['spent'], cost['currency'])} {cost['unit']}", *amounts]
+    if cost["idle"]:
+        parts.append(f"{formatting.amount(cost['idle'], cost['currency'])} idle so far")
     if cost["saved_by_spot"] is not None:
         parts.append(f"on demand {formatting.amount(cost['on_demand'], cost['currency'])}")
     return ", ".join(parts) + (f" ({cost['problem']})" if cost["problem"] else "")

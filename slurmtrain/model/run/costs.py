@@ -239,19 +239,24 @@ def _times(amounts: Mapping[str, float], factor: float) -> dict[str, float]:
 # --- the answer -------------------------------------------------------------------------------------------------------
 
 
-def cost_json(charges: Charges, currency: str | None, *, has_gpus: bool | None = None) -> dict[str, Any]:
+def cost_json(
+    charges: Charges,
+    currency: str | None,
+    *,
+    has_gpus: bool | None = None,
+    idle: tuple[Charges, float] | None = None,
+) -> dict[str, Any]:
     """What charges come to: the field ``cost`` of a run, in money, or in GPU-hours or node-hours if a price is missing.
 
     Args:
         charges: The sum.
         currency: What prices are in; None: there are none.
         has_gpus: Whether what it is about uses GPUs; None: as the charges say.
+        idle: The attempt that has been idle on its nodes, and for how many seconds; None: nothing is.
     """
     has_gpus = any(charges.gpu_hours.values()) if has_gpus is None else has_gpus
-    amounts = charges.money if currency is not None else None
-    unit = currency if amounts is not None else None
-    if amounts is None:
-        amounts = charges.gpu_hours if has_gpus else charges.node_hours
+    unit = currency if charges.money is not None else None
+    amounts = _amounts(charges, unit, has_gpus)
     interruptions = sum(charges.interruptions.values())
     per_interruption = amounts.get(LOST, 0.0) / interruptions if interruptions else None
     paid, on_demand = charges.outside
@@ -263,6 +268,7 @@ def cost_json(charges: Charges, currency: str | None, *, has_gpus: bool | None =
         "unit": unit or (GPU_HOURS if has_gpus else NODE_HOURS),
         "spent": spent,
         **{purpose: amounts.get(purpose, 0.0) for purpose in PURPOSES},
+        "idle": _rate(idle[0], unit, has_gpus) * idle[1] / _HOUR_S if idle else None,
         "waiting_seconds": charges.waiting_s,
         "hours": charges.hours,
         "node_hours": sum(charges.node_hours.values()),
@@ -277,6 +283,18 @@ def cost_json(charges: Charges, currency: str | None, *, has_gpus: bool | None =
         "break_even_interruptions_per_hour": break_even_rate(paid, on_demand, hours_lost) if on_demand else None,
         "problem": charges.problem or None,
     }
+
+
+def _amounts(charges: Charges, currency: str | None, has_gpus: bool) -> Mapping[str, float]:
+    """By purpose: money if there is a currency, else hours."""
+    if currency is not None and charges.money is not None:
+        return charges.money
+    return charges.gpu_hours if has_gpus else charges.node_hours
+
+
+def _rate(charges: Charges, currency: str | None, has_gpus: bool) -> float:
+    """What an hour costs."""
+    return sum(_amounts(charges, currency, has_gpus).values()) / charges.hours if charges.hours else 0.0
 
 
 def _share(amounts: Mapping[str, float], name: str) -> float:

@@ -15,7 +15,8 @@ from slurmtrain.model.run.costs import Charges, add_up, charges_of, cost_json
 from slurmtrain.model.run.run import Attempt
 from slurmtrain.ops.query.select import Question, select_runs
 from slurmtrain.ops.shared.observe import ListedRuns
-from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.run_costs import idle_part
+from slurmtrain.ops.shared.views import SCHEMA, RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
 
 Record = Mapping[str, Any]
@@ -116,6 +117,11 @@ class _Bill:
         whose = {"user": self.user} if self.user else {}
         return {**facts, **whose, **cost_json(self.total, currency, has_gpus=self.has_gpus)}
 
+    @property
+    def idle(self) -> tuple[Charges, float] | None:
+        """What of it has been idle, for how many seconds: by reading a file of the run."""
+        return idle_part(self.charges, self.run.idleness) if isinstance(self.run, RunRecord) else None
+
     def parts(self) -> Iterable[tuple[str, str, Charges]]:
         """What it adds to sums: by which fact, for which value of it, and how much."""
         yield "state", self.run["state"], self.total
@@ -151,7 +157,9 @@ def _summed_up(bills: Sequence[_Bill], currency: str | None, notes: Sequence[str
         for kind, by_name in parts.items()
         if by_name
     }
-    total = cost_json(add_up(bill.total for bill in summed), currency, has_gpus=has_gpus)
+    # Of many runs it would take reading a file of each.
+    idle = summed[0].idle if len(summed) == 1 else None
+    total = cost_json(add_up(bill.total for bill in summed), currency, has_gpus=has_gpus, idle=idle)
     return Spending(total, groups, [bill.to_json(currency) for bill in bills], _unpriced(lacking), notes)
 
 

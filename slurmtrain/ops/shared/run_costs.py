@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from slurmtrain.model.experiment.prices import gpus_of_node
-from slurmtrain.model.run.costs import add_up, charges_of, cost_json
+from slurmtrain.model.run.costs import Charges, add_up, charges_of, cost_json
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
+    from slurmtrain.model.diagnosis.idleness import Idle
     from slurmtrain.ops.shared.views import RunRecord
 
 # So many earlier runs of a name say what another one will cost.
@@ -50,19 +52,39 @@ def costs_of_namesakes(workspace: Workspace, names: Sequence[str]) -> dict[str, 
     return costs
 
 
-def cost_of_run(workspace: Workspace, run: Run) -> dict[str, Any]:
+def cost_of_run(workspace: Workspace, run: Run, idle: Idle | None) -> dict[str, Any]:
     """The field ``cost`` of a run.
 
     Args:
         workspace: Where it is.
         run: The run.
+        idle: Since when it has been idle; None: it is not.
     """
-    return _cost(workspace, run.attempts, run.executor, run.resources)
+    return _cost(workspace, run.attempts, run.executor, run.resources, idle)
+
+
+def idle_part(charges: Sequence[Charges], idle: Idle | None) -> tuple[Charges, float] | None:
+    """What the newest attempt of a run took, and for how many seconds it has been idle; None: it is not.
+
+    Args:
+        charges: What each of its attempts took, in order.
+        idle: Since when it has been idle; None: it is not.
+    """
+    return (charges[-1], max(0.0, time.time() - idle.since)) if charges and idle is not None else None
 
 
 def _cost(
-    workspace: Workspace, attempts: Sequence[Attempt], executor: str, resources: Mapping[str, Any]
+    workspace: Workspace,
+    attempts: Sequence[Attempt],
+    executor: str,
+    resources: Mapping[str, Any],
+    idle: Idle | None = None,
 ) -> dict[str, Any]:
     prices = workspace.config.prices
-    charges = add_up(charges_of(attempts, executor, prices))
-    return cost_json(charges, prices.currency if prices else None, has_gpus=bool(gpus_of_node(resources)))
+    charges = charges_of(attempts, executor, prices)
+    return cost_json(
+        add_up(charges),
+        prices.currency if prices else None,
+        has_gpus=bool(gpus_of_node(resources)),
+        idle=idle_part(charges, idle),
+    )

@@ -27,7 +27,7 @@ from slurmtrain.ops.shared.relatives import chain_json, lineage_json
 from slurmtrain.ops.shared.run_costs import cost_of_run
 from slurmtrain.ops.shared.run_measures import Measures, measure_run
 from slurmtrain.ops.shared.used_resources import usage_of
-from slurmtrain.ops.shared.views import SCHEMA, checkpoint_json, run_json
+from slurmtrain.ops.shared.views import SCHEMA, RunRecord, checkpoint_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import read_plan
 from slurmtrain.system.journal_files import line_number
@@ -61,14 +61,14 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
         # Where the run has its own copy.
         place = str(plan.working_directory(directory.code))
         snapshot = {"snapshot": code.hash, "root": code.root, "files": code.files, "bytes": code.bytes, "dir": place}
-    record = run_json(workspace, listed)
+    record = RunRecord(workspace, listed)
     return {
         **record,
         "children": children,
         "lineage": lineage_json(workspace, run.id) if children or listed.parents else [],
         **chain_json(workspace, run.id),
         "seconds": _spent_json(summed(run.attempts)),
-        "cost": cost_of_run(workspace, run),
+        "cost": cost_of_run(workspace, run, record.idleness),
         "usage": [each.to_dict() for each in usage_of(workspace, run, record["eta_seconds"])],
         "measures": measures_json(directory, run),
         "code": snapshot,

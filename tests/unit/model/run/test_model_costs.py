@@ -320,6 +320,15 @@ def test_a_run_of_this_machine_costs_what_local_says() -> None:
     assert charges.problem == "this machine has no price: prices.partitions.local"
 
 
+def test_idle_nodes_cost_what_they_cost_before() -> None:
+    charges = charges_of(run_of(attempt(1, None), gpus_per_node=2).attempts, "slurm", read_prices())
+    half_an_hour = (charges[-1], 1800.0)
+    assert cost_json(add_up(charges), "EUR", idle=half_an_hour)["idle"] == 4
+    unpriced = charges_of(run_of(attempt(1, None), gpus_per_node=2).attempts, "slurm", None)
+    assert cost_json(add_up(unpriced), None, idle=(unpriced[-1], 1800.0))["idle"] == 1
+    assert cost_json(add_up(charges), "EUR")["idle"] is None
+
+
 def test_a_run_that_waits_has_cost_nothing_wherever_it_waits() -> None:
     run = run_of(attempt(1, None, spent={"queue": 60.0}, partition="other"))
     cost = cost_json(add_up(charges_of(run.attempts, run.executor, read_prices())), "EUR")

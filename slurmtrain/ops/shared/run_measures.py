@@ -5,10 +5,10 @@ If its ranks were started several times, the start with the most steps counts, w
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median_low
@@ -17,28 +17,23 @@ from typing import Any
 from slurmtrain.history import read_rows
 from slurmtrain.model.diagnosis.hang import is_slow
 from slurmtrain.model.metrics.curves import Segment
+from slurmtrain.model.metrics.load import GPU_MEMORY, POWER, UTILIZATION, LoadSample, joules
 from slurmtrain.model.metrics.step_figures import quantile
 from slurmtrain.model.run.accounting import mean_gpus
 from slurmtrain.model.run.events.agent_events import WorkersStarted
 from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.rank_events import RankMeasured
-from slurmtrain.model.run.layout import ATTEMPTS, AttemptDir, RunDir, node_of
+from slurmtrain.model.run.layout import ATTEMPTS, RunDir, node_of
 from slurmtrain.model.run.run import Attempt, Run
+from slurmtrain.ops.shared.node_load import load_files, read_load
 from slurmtrain.runtime.job.run_reader import read_events
-from slurmtrain.system.journal_files import JournalFile, journal_files, read_pieces
+from slurmtrain.system.journal_files import JournalFile, journal_files
 
 # The unit of the memory that nodes note (runtime/agent/gauges).
 _MEGABYTE = 1e6
 _KWH = 3.6e6
 _RANK = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
-_SYSTEM = re.compile(r"system-\d+\.jsonl")
-_GPU_USE = re.compile(r"gpu_\d+_utilization_percentage")
-_GPU_MEMORY = re.compile(r"gpu_\d+_memory_usage_megabytes")
-_GPU_POWER = re.compile(r"gpu_\d+_power_usage_watts")
-_GPU_ENERGY = re.compile(r"gpu_\d+_energy_joules")
 _CPU_USE = "cpu_utilization_percentage"
-# What a line without a counter of energy stands for at most: the interval of nodes that have noted for months.
-_LONGEST_S = 600.0
 # When training stood still, in seconds since 1970, and for how many seconds.
 Stall = tuple[float, float]
 
@@ -140,8 +135,7 @@ def measure_run(run: Run, directory: RunDir) -> Measures:
     starts = starts or [_Start(each, len(each.restarts)) for each in run.attempts if each.hosts][-1:]
     if not starts:
         return Measures()
-    measured = _of_start(run, directory, max(starts, key=lambda start: start.step_count))
-    return replace(measured, energy_kwh=_energy(directory))
+    return _of_start(run, directory, max(starts, key=lambda start: start.step_count))
 
 
 def rate_of_steps(
@@ -221,7 +215,7 @@ def _of_start(run: Run, directory: RunDir, start: _Start) -> Measures:
     processes = sum(len(each.processes) * each.ranks_each for each in workers.values())
     by_rank = _noted_by_ranks(journals, start)
     measured = list(by_rank.values())
-    figures = _NodeFigures.read(directory.attempt(attempt.job_id, attempt.restart), workers, times)
+    figures = _NodeFigures.read(run, directory, start, workers)
     on_gpus = any(each.memory == "gpu" for each in measured) or bool(figures.memory)
     gpus = round(mean_gpus(run.resources) * len(workers)) or (processes if on_gpus else 0)
     stalls = [
@@ -255,6 +249,7 @@ def _of_start(run: Run, directory: RunDir, start: _Start) -> Measures:
         utilization=_mean(figures.gpu_use or figures.cpu_use),
         gpu_utilization=_mean(figures.gpu_use),
         gpu_power_w=_mean(figures.power),
+        energy_kwh=None if figures.joules is None else figures.joules / _KWH,
         mfu=_mfu(measured, samples, max(processes, gpus)),
         ranks=[_rank_figures(rank, hosts.get(rank), each) for rank, each in sorted(by_rank.items())],
     )
@@ -332,64 +327,39 @@ def _mean(values: Iterable[float | None]) -> float | None:
 # --- what nodes have noted --------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _NodeFigures:
-    """What nodes have measured of themselves while they trained, at each moment. ``memory``: megabytes of GPUs."""
+    """What nodes have measured of themselves while they trained, at each moment, and the energy of all attempts.
 
-    gpu_use: Sequence[float] = ()
-    cpu_use: Sequence[float] = ()
-    memory: Sequence[float] = ()
-    power: Sequence[float] = ()
+    ``memory``: megabytes of GPUs. ``joules``: of all GPUs; None: no node has noted any.
+    """
+
+    gpu_use: list[float] = field(default_factory=list)
+    cpu_use: list[float] = field(default_factory=list)
+    memory: list[float] = field(default_factory=list)
+    power: list[float] = field(default_factory=list)
+    joules: float | None = None
 
     @classmethod
-    def read(cls, attempt: AttemptDir, nodes: Iterable[int], times: Sequence[float]) -> _NodeFigures:
-        """Read the files of these ``nodes``, as far as their lines are between the first and the last of ``times``."""
-        first, last = (times[0], times[-1]) if times else (0.0, float("inf"))
-        gpu_use: list[float] = []
-        cpu_use: list[float] = []
-        memory: list[float] = []
-        power: list[float] = []
-        for at, figures in (note for node in nodes for note in _notes_of(attempt.system_metrics(node))):
-            if first <= at <= last:
-                gpu_use += _matching(_GPU_USE, figures).values()
-                memory += _matching(_GPU_MEMORY, figures).values()
-                power += _matching(_GPU_POWER, figures).values()
-                cpu_use += [figures[_CPU_USE]] if _CPU_USE in figures else []
-        return cls(gpu_use, cpu_use, memory, power)
+    def read(cls, run: Run, directory: RunDir, start: _Start, nodes: Collection[int]) -> _NodeFigures:
+        """Read the files of all nodes; of the ``nodes`` that made the start, while they made their steps."""
+        figures, times = cls(), start.times
+        first, last = (times[0], times[-1]) if times else (0.0, math.inf)
+        for attempt in run.attempts:
+            of_attempt = directory.attempt(attempt.job_id, attempt.restart)
+            counted = {of_attempt.system_metrics(node) for node in nodes} if attempt is start.attempt else set()
+            for path in load_files(of_attempt):
+                samples = list(read_load(path))
+                if (energy := joules(samples)) is not None:
+                    figures.joules = (figures.joules or 0.0) + energy
+                if path in counted:
+                    figures.add(sample for sample in samples if first <= sample.time <= last)
+        return figures
 
-
-def _notes_of(path: Path) -> Iterator[tuple[float, dict[str, float]]]:
-    """The times at which a node has measured itself, and what."""
-    with suppress(OSError):
-        for piece in read_pieces(JournalFile(path.name, str(path), path.stat().st_size)):
-            for _, record in piece.reading.records:
-                metrics = record.get("metrics")
-                if isinstance(metrics, dict):
-                    numbers = {name: float(value) for name, value in metrics.items() if isinstance(value, int | float)}
-                    yield float(record["t"]), numbers
-
-
-def _matching(pattern: re.Pattern[str], figures: Mapping[str, float]) -> dict[str, float]:
-    return {name: value for name, value in figures.items() if pattern.fullmatch(name)}
-
-
-def _energy(directory: RunDir) -> float | None:
-    """The energy of all GPUs in all attempts, in kWh; None if no node has noted any."""
-    joules, is_known = 0.0, False
-    for path in directory.attempts.glob("*/logs/system-*.jsonl"):
-        if not _SYSTEM.fullmatch(path.name):
-            continue
-        counted: dict[str, float] = {}
-        before: float | None = None
-        for at, figures in _notes_of(path):
-            energy, power = _matching(_GPU_ENERGY, figures), _matching(_GPU_POWER, figures)
-            is_known = is_known or bool(energy or power)
-            for name, value in energy.items():
-                # It counts from 0 again when ranks are started again.
-                last = counted.get(name, 0.0)
-                joules += value - last if value >= last else value
-            counted |= energy
-            if not energy and before is not None:
-                joules += sum(power.values()) * min(at - before, _LONGEST_S)
-            before = at
-    return joules / _KWH if is_known else None
+    def add(self, samples: Iterable[LoadSample]) -> None:
+        """Add what a node has measured."""
+        for sample in samples:
+            self.gpu_use += sample.of_gpus(UTILIZATION).values()
+            self.memory += sample.of_gpus(GPU_MEMORY).values()
+            self.power += sample.of_gpus(POWER).values()
+            self.cpu_use += [sample.figures[_CPU_USE]] if _CPU_USE in sample.figures else []

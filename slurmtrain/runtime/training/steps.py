@@ -253,7 +253,7 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
             raise ValueError(f"run.measure() knows the precisions {', '.join(PRECISIONS)}, not {precision!r}")
         changes: dict[str, Any] = {name: number for name, number in numbers.items() if number is not None}
         self._stated = replace(self._stated, **changes)
-        if self._stated.flops_per_sample is not None:
+        if flops_per_sample is not None or precision is not None:
             self._stated = replace(self._stated, peak_flops=self._find_peak(precision))
 
     def _find_peak(self, precision: str | None) -> float | None:

@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -34,6 +35,7 @@ from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.runtime.checkpoint import checkpoint_files
 from slurmtrain.runtime.job import lease
 from slurmtrain.runtime.job.heartbeat import Board
+from slurmtrain.runtime.training import loop, steps
 from slurmtrain.runtime.training.session import describe_rank, exchange
 from slurmtrain.system.files import write_json
 
@@ -204,6 +206,105 @@ def test_what_a_rank_needed_is_noted_when_it_stops_and_when_it_ends(start: Start
     ]
     assert stopped["memory"] == "process"
     assert stopped["peak_bytes"] > 2**26
+
+
+def last_measured(attempt: AttemptDir) -> dict[str, Any]:
+    return [event for event in events(attempt) if event["kind"] == "measured"][-1]
+
+
+def test_what_the_script_states_of_its_model_is_noted(start: Start) -> None:
+    attempt = start()
+    with slurmtrain.session() as session:
+        session.measure(tokens_per_sample=128, samples_per_step=32)
+        session.measure(flops_per_sample=6e9)
+        for _ in session.steps(3):
+            pass
+    measured = last_measured(attempt)
+    assert (measured["tokens_per_sample"], measured["flops_per_sample"], measured["samples"]) == (128, 6e9, 96)
+    # Nobody knows what this processor can do.
+    assert "peak_flops" not in measured
+
+
+def test_the_peak_of_a_gpu_depends_on_what_it_multiplies_matrices_in(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(steps, "hardware_of", lambda _: ("NVIDIA H100 80GB HBM3", True))
+    start()
+    with slurmtrain.session() as session:
+
+        def peak(precision: str | None = None) -> float | None:
+            session.measure(flops_per_sample=1, precision=precision)
+            return session._stated.peak_flops
+
+        assert (peak(), peak("bf16")) == pytest.approx((66.9e12, 989.4e12))
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high")
+        try:
+            assert peak() == pytest.approx(494.7e12)
+        finally:
+            torch.set_float32_matmul_precision(before)
+
+
+@pytest.mark.parametrize(
+    ("facts", "problem"),
+    [
+        ({"flops_per_sample": 0}, "a positive number for flops_per_sample, not 0"),
+        ({"tokens_per_sample": float("inf")}, "a positive number for tokens_per_sample, not inf"),
+        ({"samples_per_step": "32"}, "a positive number for samples_per_step, not '32'"),
+        ({"flops_per_sample": 1, "precision": "int8"}, "the precisions bf16, fp16, tf32, fp32, not 'int8'"),
+    ],
+)
+def test_what_cannot_be_true_of_a_model_is_refused(start: Start, facts: dict[str, Any], problem: str) -> None:
+    start()
+    with slurmtrain.session() as session, pytest.raises(ValueError, match=re.escape(problem)):
+        session.measure(**facts)
+
+
+def test_the_time_in_the_loader_is_the_wait_for_data_and_without_one_until_the_forward_pass(start: Start) -> None:
+    class Slow(TensorDataset):
+        def __getitem__(self, index: int) -> Any:
+            time.sleep(0.01)
+            return super().__getitem__(index)
+
+    attempt = start()
+    with slurmtrain.session() as session:
+        model = session.parallelize(nn.Linear(1, 1))
+        loader = session.loader(Slow(torch.ones(8, 1)), 2)
+        session.checkpoint(model=model)
+        for _, _batch in session.steps(6, loader):
+            time.sleep(0.02)
+    measured = last_measured(attempt)
+    assert measured["data_wait_share"] == pytest.approx(0.5, abs=0.1)
+    assert 0.04 <= measured["step_p50_s"] <= measured["step_p95_s"]
+    attempt = start()
+    with slurmtrain.session() as session:
+        model = session.parallelize(nn.Linear(1, 1))
+        session.checkpoint(model=model)
+        # After each step of a while ranks agree, so that all of them are measured.
+        for _ in session.steps(10):
+            time.sleep(0.3)
+            model(torch.ones(1, 1))
+            time.sleep(0.1)
+    measured = last_measured(attempt)
+    assert measured["data_wait_share"] == pytest.approx(0.75, abs=0.1)
+    assert measured["own_p50_s"] == pytest.approx(0.3, abs=0.1)
+
+
+def test_a_rank_that_is_killed_has_noted_what_it_had_measured(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loop, "_RECORD_S", 0.01)
+    attempt = start()
+    with slurmtrain.session() as session:
+        loader = session.loader(TensorDataset(torch.ones(8, 1)), 2)
+        notes = []
+        for _ in session.steps(12, loader):
+            time.sleep(0.3)
+            notes.append([event for event in events(attempt) if event["kind"] == "measured"])
+    # Ever more rarely, with all that there was until then.
+    assert len(notes[-1]) < 8
+    first, *_, last = notes[-1]
+    assert (first["steps"], first["samples"]) == (2, 4)
+    assert last["samples"] == 2 * last["steps"]
+    assert last["step_p50_s"] == pytest.approx(0.3, abs=0.1)
 
 
 def test_a_stop_signal_saves_and_leaves_between_steps(run: RunDir, start: Start) -> None:

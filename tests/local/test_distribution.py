@@ -89,14 +89,18 @@ def test_the_sdist_holds_what_builds_tests_and_documents_slurmtrain(sdist: Path)
     assert [name for name in names if name.startswith((".ci", ".git/", ".venv", "runs/"))] == []
 
 
-def test_the_wheel_holds_the_package_its_templates_and_the_license_and_nothing_else(wheel: Path) -> None:
+def test_the_wheel_holds_the_package_its_templates_the_assets_of_pages_and_the_license_and_nothing_else(
+    wheel: Path,
+) -> None:
     assert wheel.name == f"{NAME}-py3-none-any.whl"
     with zipfile.ZipFile(wheel) as archive:
         names = {name for name in archive.namelist() if not name.startswith(f"{NAME}.dist-info/")}
         assert f"{NAME}.dist-info/licenses/LICENSE" in archive.namelist()
     package = {str(path.relative_to(PROJECT)) for path in PROJECT.glob("slurmtrain/**/*.py")}
     templates = {f"slurmtrain/{path.relative_to(PROJECT)}" for path in PROJECT.glob("templates/**/*") if path.is_file()}
-    assert names == package | templates | {"slurmtrain/py.typed"}
+    assets = {str(path.relative_to(PROJECT)) for path in PROJECT.glob("slurmtrain/plugins/report/assets/*")}
+    assert assets
+    assert names == package | templates | assets | {"slurmtrain/py.typed"}
 
 
 @pytest.mark.skipif(

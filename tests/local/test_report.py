@@ -134,7 +134,7 @@ def test_reports_of_what_there_is_not_or_to_nowhere_are_a_sentence(tmp_path: Pat
     problems: list[tuple[tuple[str, ...], str]] = [
         (("nothing",), "there is no run 'nothing'"),
         (("--since", "soon"), "soon"),
-        (("--where", "state = failed"), "there is no run to report on"),
+        (("--where", "state = failed"), "there is nothing to report"),
         (("--where", "stat = failed"), "stat"),
         (("cnn1", "-o", str(tmp_path / "missing" / "page.html")), "No such file or directory"),
         (("cnn1", "-o", str(tmp_path)), "directory"),

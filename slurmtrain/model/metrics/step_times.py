@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 from slurmtrain.model.metrics.curves import Segment
+from slurmtrain.model.metrics.step_figures import quantile
 
 
 class FinishedStep(NamedTuple):
@@ -76,7 +77,7 @@ def distribution_of(seconds: Iterable[float], bars: int) -> StepDistribution | N
     ordered = sorted(seconds)
     if not ordered:
         return None
-    quantiles = {name: quantile(ordered, share) for name, share in QUANTILES.items()}
+    quantiles = {name: quantile(ordered, share) or 0.0 for name, share in QUANTILES.items()}
     low, high = ordered[0], ordered[-1]
     is_log = high > _WIDE * low
     if high <= low:
@@ -88,8 +89,3 @@ def distribution_of(seconds: Iterable[float], bars: int) -> StepDistribution | N
     places = [0, *(bisect_right(ordered, bound) for bound in bounds[1:-1]), len(ordered)]
     counts = [Bar(*pair, last - first) for pair, (first, last) in zip(pairwise(bounds), pairwise(places), strict=True)]
     return StepDistribution(len(ordered), quantiles, counts, is_log)
-
-
-def quantile(ordered: Sequence[float], share: float) -> float:
-    """The smallest of the values such that a ``share`` of them, 0 to 1, are no larger; ``ordered``: not empty."""
-    return ordered[max(0, math.ceil(share * len(ordered)) - 1)]

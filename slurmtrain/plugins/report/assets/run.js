@@ -30,7 +30,7 @@ Report.draws("run", (facts) => {
       { name: "attempts", value: String(run.attempts.length), more: run.attempts.length > 1 ? `the last: ${run.attempts.at(-1).cause ?? run.attempts.at(-1).state}` : null },
       { name: "lost steps", value: known(run.lost_steps) ? format.number(run.lost_steps) : null, more: run.lost_steps ? "trained again" : null, data: { lost: run.lost_steps } },
       { name: "rate", value: known(measures?.steps_per_second ?? run.steps_per_second) ? `${format.number(measures?.steps_per_second ?? run.steps_per_second)} /s` : null, more: "steps" },
-      { name: "cost", value: cost && known(cost.spent) ? figure(cost, cost.spent) : null, more: cost ? `${cost.currency ?? cost.unit}, ${figure(cost, cost.lost)} lost` : null },
+      { name: "cost", value: cost?.spent ? figure(cost, cost.spent) : null, more: cost?.spent ? `${unitOf(cost)}, ${figure(cost, cost.lost)} lost` : null },
       ...Object.entries(run.metrics).slice(0, 2).map(([name, value]) => ({ name, value: format.number(value), more: "newest" })),
     ]), element("p", {}), Report.facts([
       ["id", Report.link(run.id)], ["reason", run.reason], ["params", words.params], ["command", run.command && element("code", {}, run.command)],
@@ -204,19 +204,17 @@ Report.draws("run", (facts) => {
 
   function stepSection() {
     if (!steps) return;
-    const { measures } = run;
-    const p50 = measures?.step_p50_s ?? steps.quantiles.p50;
-    const p95 = measures?.step_p95_s ?? steps.quantiles.p95;
+    const { quantiles } = steps;
     const bars = steps.bars.filter(([, , count]) => count);
     const x = { type: steps.log ? "log" : "linear", label: "seconds of a step", tickFormat: (value) => format.number(value), ticks: 6 };
     const points = steps.points.map(([attempt, step, seconds]) => ({ attempt, step, seconds }));
     section("steps", "Steps", Report.tiles([
-      { name: "median step", value: format.duration(p50), data: { p50 } },
-      { name: "95 % within", value: format.duration(p95), data: { p95 } },
-      { name: "99 % within", value: format.duration(steps.quantiles.p99) },
-      { name: "longest", value: format.duration(steps.quantiles.max) },
+      { name: "50 % within", value: format.duration(quantiles.p50), data: { p50: quantiles.p50 } },
+      { name: "95 % within", value: format.duration(quantiles.p95), data: { p95: quantiles.p95 } },
+      { name: "99 % within", value: format.duration(quantiles.p99) },
+      { name: "longest", value: format.duration(quantiles.max) },
     ]), element("div", { class: "grid" },
-      element("div", {}, element("h3", {}, "How long steps took"), Report.chart(`Distribution of ${steps.count} times of steps, median ${format.duration(p50)}`, (width) => ({
+      element("div", {}, element("h3", {}, "How long steps took"), Report.chart(`Distribution of ${steps.count} times of steps, median ${format.duration(quantiles.p50)}`, (width) => ({
         width, height: 230, x, y: { label: "steps", grid: true },
         marks: [Plot.rectY(bars, { x1: (bar) => bar[0], x2: (bar) => bar[1], y: (bar) => bar[2], fill: "var(--series-1)", title: ([low, high, count]) => `${plural(count, "step")}\n${format.duration(low)} to ${format.duration(high)}`, tip: true }), Plot.ruleY([0])],
       }))),
@@ -228,7 +226,6 @@ Report.draws("run", (facts) => {
           Plot.tip(points, Plot.pointer({ x: "step", y: "seconds", title: (point) => `step ${point.step}, attempt ${point.attempt}\n${format.duration(point.seconds)}` })),
         ],
       })))),
-      rankChart(measures?.ranks),
       words.stragglers.length ? element("div", {}, element("h3", {}, "Stragglers"), element("ul", {}, words.stragglers.map(({ attempt, text }) => element("li", {}, `attempt ${attempt}: ${text}`)))) : null,
       Report.table({
         key: "slowest", caption: "The slowest steps", rows: steps.slowest,
@@ -239,17 +236,7 @@ Report.draws("run", (facts) => {
           { name: "of that", value: (row) => row.why },
         ],
       }),
-      element("p", { class: "note" }, "From one finished step to the next, saves included; where only some steps are logged, the mean of those between."));
-  }
-
-  /* The ranks' own times, without what they waited for each other: who is slow. */
-  function rankChart(ranks) {
-    const timed = (ranks ?? []).filter(({ own_p50_s: own }) => known(own));
-    if (timed.length < 2) return null;
-    return element("div", {}, element("h3", {}, "A step's own time by rank"), Report.chart("The median of each rank's own time in a step", (width) => ({
-      width, height: 200, x: { label: "rank", type: "linear" }, y: { label: "seconds", zero: true, grid: true, tickFormat: (value) => format.number(value) },
-      marks: [Plot.dot(timed, { x: "rank", y: "own_p50_s", fill: "var(--series-1)", r: 3 }), Plot.tip(timed, Plot.pointer({ x: "rank", y: "own_p50_s", title: (rank) => `rank ${rank.rank} on ${printable(rank.node)}\n${format.duration(rank.own_p50_s)} of its own` }))],
-    })));
+      element("p", { class: "note" }, "From one finished step to the next, with the saves in between; where only some steps are logged, the mean of those between. Measures leave saves out."));
   }
 
   // --- checkpoints ---
@@ -283,36 +270,88 @@ Report.draws("run", (facts) => {
 
   // --- what is measured, used and paid ---
 
-  const spoken = (name) => name.replaceAll("_", " ").replace(/ (s|seconds|bytes|w|kwh)$/, "").replace(/\bgpu/g, "GPU").replace(/^mfu$/, "MFU");
-
   const figure = (cost, value) => (cost.currency && Math.abs(value) >= 1 ? value.toFixed(2) : format.number(value));
-  const amount = (cost, value) => `${figure(cost, value)} ${cost.currency ?? cost.unit ?? ""}`.trim();
+  const unitOf = (cost) => cost.currency ?? cost.unit ?? "";
+  const percent = (value) => (known(value) ? `${Number(value.toPrecision(3))} %` : null);
 
-  /* A value by the name that it has in the JSON, which ends in its unit. */
-  function measured(name, value) {
-    if (typeof value !== "number") return format.value(value);
-    if (/(_s|_seconds)$/.test(name) && !/per_second/.test(name)) return format.duration(value);
-    if (/bytes$/.test(name)) return format.bytes(value);
-    if (/share$|utilization$|^mfu$/.test(name)) return format.share(value);
-    if (/_w$/.test(name)) return `${format.number(value)} W`;
-    if (/kwh$/.test(name)) return `${format.number(value)} kWh`;
-    return format.number(value);
+  function measureSection() {
+    const measures = run.measures ?? {};
+    const slow = (measures.slow_ranks ?? []).map((rank) => `rank ${rank} on ${measures.ranks.find((each) => each.rank === rank)?.node ?? "?"}`);
+    const tile = (name, field, show, more) => ({ name, value: known(measures[field]) ? show(measures[field]) : null, more, data: { field, value: measures[field] } });
+    const tiles = [
+      tile("steps", "steps_per_second", (value) => `${format.number(value)} /s`), tile("median step", "step_p50_s", format.duration),
+      tile("95 % of steps within", "step_p95_s", format.duration), tile("samples", "samples_per_second", (value) => `${format.number(value)} /s`),
+      tile("tokens", "tokens_per_second", (value) => `${format.number(value)} /s`), tile("epoch", "epoch_seconds", format.duration),
+      tile("waiting for data", "data_wait_share", format.share, "of a step"), tile("communication", "communication_share", format.share, "of a step"),
+      tile("peak memory", "peak_memory_bytes", format.bytes, { gpu: "of a GPU, by torch", device: "of a whole GPU", process: "of a process" }[measures.memory]),
+      tile("GPU utilization", "gpu_utilization", percent), tile("power", "gpu_power_w", (value) => `${format.number(value)} W`, "of a GPU"),
+      tile("energy", "energy_kwh", (value) => `${format.number(value)} kWh`, "all GPUs, all attempts"), tile("MFU", "mfu", format.share, "of what its devices could compute"),
+      // Without GPUs, this is of the nodes' processors.
+      known(measures.gpu_utilization) ? tile("", "") : tile("CPU utilization", "utilization", percent),
+    ].filter(({ value }) => known(value));
+    if (!tiles.length) return;
+    section("measures", "Measures", Report.tiles(tiles), slow.length ? element("p", {}, `Others wait for ${slow.join(", ")}.`) : null, rankChart(measures.ranks), rankTable(measures.ranks));
   }
 
-  const plain = (record, show) => Object.entries(record).filter(([, value]) => known(value) && typeof value !== "object").map(([name, value]) => [spoken(name), element("span", { data: { field: name, value } }, show(name, value))]);
+  /* The ranks' own times, without what they waited for each other: who is slow. */
+  function rankChart(ranks) {
+    const timed = (ranks ?? []).filter(({ own_p50_s: own }) => known(own));
+    if (timed.length < 2) return null;
+    const colour = (rank) => (run.measures.slow_ranks.includes(rank.rank) ? "var(--lost)" : "var(--series-1)");
+    return element("div", {}, element("h3", {}, "A step's own time by rank"), Report.chart("The median of each rank's own time in a step", (width) => ({
+      width, height: 200, x: { label: "rank", type: "linear", ticks: Math.min(timed.length, 10), tickFormat: "d" }, y: { label: "seconds", zero: true, grid: true, tickFormat: (value) => format.number(value) },
+      marks: [Plot.dot(timed, { x: "rank", y: "own_p50_s", fill: colour, r: 3.5 }), Plot.tip(timed, Plot.pointer({ x: "rank", y: "own_p50_s", title: (rank) => `rank ${rank.rank} on ${printable(rank.node)}\n${format.duration(rank.own_p50_s)} of its own` }))],
+    })));
+  }
 
-  function measuredSections() {
-    if (run.measures) section("measures", "Measures", Report.facts(plain(run.measures, measured)));
-    if (run.usage?.length) {
-      section("usage", "Asked and used", Report.table({
-        key: "usage-table", rows: run.usage,
-        columns: ["resource", "asked", "used", "suffices", "unit", "why"].map((name) => ({ name, value: (row) => row[name], number: ["asked", "used", "suffices"].includes(name), long: name === "why" })),
-      }), run.idle ? Report.facts(plain(run.idle, measured)) : null);
-    }
-    if (run.cost) {
-      const inUnits = new Set(["spent", "training", "saving", "starting", "stopping", "waiting", "lost", "idle", "on_demand", "saved_by_spot", "cost_of_interruption"]);
-      section("cost", "Cost", Report.facts(plain(run.cost, (name, value) => (inUnits.has(name) && typeof value === "number" ? amount(run.cost, value) : measured(name, value))).filter(([name]) => !["currency", "unit"].includes(name))));
-    }
+  function rankTable(ranks) {
+    const timed = (ranks ?? []).filter((rank) => ["step_p50_s", "own_p50_s"].some((field) => known(rank[field])));
+    const column = (name, field, show) => ({ name, value: (rank) => rank[field], cell: (rank) => show(rank[field]), number: true });
+    return timed.length ? Report.table({
+      key: "ranks", caption: "Ranks", most: 16, rows: timed,
+      columns: [
+        { name: "rank", value: (rank) => rank.rank, number: true }, { name: "node", value: (rank) => rank.node },
+        column("median step", "step_p50_s", format.duration), column("of its own", "own_p50_s", format.duration), column("95 % within", "step_p95_s", format.duration),
+        column("waiting for data", "data_wait_share", format.share), column("communication", "communication_share", format.share), column("peak memory", "peak_memory_bytes", format.bytes),
+      ],
+    }) : null;
+  }
+
+  function usageSection() {
+    const rows = (run.usage ?? []).filter((row) => known(row.used));
+    if (!rows.length && !run.idle) return;
+    const show = { bytes: format.bytes, seconds: format.duration };
+    const column = (name) => ({ name, value: (row) => row[name], cell: (row) => (known(row[name]) && !show[row.unit] ? `${format.number(row[name])} ${row.unit}` : (show[row.unit] ?? format.number)(row[name])), number: true });
+    section("usage", "Asked and used",
+      run.idle ? element("p", {}, `${run.idle.gpus ? `Its ${plural(run.idle.gpus, "GPU")} have` : "Its processes have"} done nothing since `, time(run.idle.since), ".") : null,
+      rows.length ? Report.table({
+        key: "usage-table", rows, caption: "Of the node that used the most",
+        columns: [
+          { name: "resource", value: (row) => row.resource }, column("asked"), column("used"),
+          { name: "share", value: (row) => (row.asked ? row.used / row.asked : null), cell: (row) => format.share(row.asked ? row.used / row.asked : null), number: true },
+          { name: "would have sufficed", value: (row) => row.request ?? null, cell: (row) => (row.request ? element("code", {}, row.request) : "–") }, { name: "why", value: (row) => row.why, long: true },
+        ],
+      }) : null);
+  }
+
+  function costSection() {
+    const { cost } = run;
+    if (!cost || !cost.spent) return;
+    const unit = unitOf(cost);
+    const purposes = [["training", "train"], ["saving", "stall"], ["starting", "start"], ["stopping", "stop"], ["idle", "idle"], ["lost", "lost"]]
+      .map(([name, colour]) => ({ name, colour: `var(--${colour})`, value: cost[name] })).filter(({ value }) => value > 0);
+    const tile = (name, field, more) => ({ name, value: known(cost[field]) ? `${figure(cost, cost[field])} ${unit}` : null, more, data: { field, value: cost[field] } });
+    section("cost", "Cost", Report.tiles([
+      tile("spent", "spent"), tile("lost to interruptions", "lost", cost.spent ? `${format.share(cost.lost / cost.spent)} of it` : null),
+      tile("on demand", "on_demand", "would have cost"), tile("saved by spot", "saved_by_spot"), tile("an interruption", "cost_of_interruption", plural(cost.interruptions ?? 0, "interruption")),
+      { name: "break-even", value: known(cost.break_even_interruptions_per_hour) ? `${format.number(cost.break_even_interruptions_per_hour)} /h` : null, more: known(cost.interruptions_per_hour) ? `it had ${format.number(cost.interruptions_per_hour)} interruptions /h` : "interruptions" },
+    ]), Report.legend(purposes.map(({ name, colour }) => [name, colour])), Report.chart(`What was paid for, in ${unit}: ${purposes.map(({ name, value }) => `${name} ${figure(cost, value)}`).join(", ")}`, (width) => ({
+      width, height: 62, marginTop: 4, x: { label: null, ticks: Math.max(3, width / 140), tickFormat: (value) => format.number(value) },
+      marks: [Plot.barX(purposes, Plot.stackX({ x: "value", fill: "colour", title: ({ name, value }) => `${name}: ${figure(cost, value)} ${unit}`, tip: true }))],
+    })), Report.facts([
+      ["node-hours", format.number(cost.node_hours)], ["GPU-hours", cost.gpu_hours ? format.number(cost.gpu_hours) : null],
+      ["interruptions", Object.entries(cost.interruptions_by_cause ?? {}).map(([cause, count]) => `${count} ${cause}`).join(", ")], ["not in money", cost.problem],
+    ]));
   }
 
   // --- nodes and environment ---
@@ -347,7 +386,9 @@ Report.draws("run", (facts) => {
   curveSection();
   stepSection();
   checkpointSection();
-  measuredSections();
+  measureSection();
+  usageSection();
+  costSection();
   nodeSection();
   environmentSection();
 });

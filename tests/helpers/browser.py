@@ -49,6 +49,11 @@ class Browser:
             shown = f"{self.run(script)}\n{self.run('return document.body.innerText')}"
             raise AssertionError(f"{error}\n{shown}") from None
 
+    def before_pages(self, script: str) -> None:
+        """Run a script in each page that is opened from now on, before its own ones."""
+        order = {"cmd": "Page.addScriptToEvaluateOnNewDocument", "params": {"source": script}}
+        _ask("POST", f"{self._session}/goog/cdp/execute", **order)
+
     def complaints(self) -> list[str]:
         """The errors and warnings in its console, since the last call."""
         entries = _ask("POST", f"{self._session}/se/log", type="browser")
@@ -67,12 +72,21 @@ class Browser:
         """Click on the first element that a selector matches, as a person does."""
         _ask("POST", f"{self._element(selector)}/click")
 
-    def point_at(self, selector: str) -> None:
-        """Move the pointer to the middle of the first element that a selector matches."""
+    def point_at(self, selector: str, x: int = 0, y: int = 0, *, clicks: bool = False) -> None:
+        """Move the pointer to so many pixels from the middle of the first element that a selector matches; click there.
+
+        Args:
+            selector: The selector.
+            x: Pixels to the right.
+            y: Pixels down.
+            clicks: Also click.
+        """
         element = {_ELEMENT: self._element(selector).rpartition("/")[2]}
-        move = {"type": "pointerMove", "duration": 0, "x": 0, "y": 0, "origin": element}
+        actions: list[dict[str, Any]] = [{"type": "pointerMove", "duration": 0, "x": x, "y": y, "origin": element}]
+        if clicks:
+            actions += [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
         self.run(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
-        pointer = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": [move]}
+        pointer = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions}
         _ask("POST", f"{self._session}/actions", actions=[pointer])
 
     def _element(self, selector: str) -> str:

@@ -128,12 +128,10 @@ def _title(question: Question, count: int) -> str:
 
 def _why_none(observed: Observed, workspace: Workspace) -> str:
     if not len(observed.runs):
-        return (
-            f"there are no runs in {workspace.root.path}, so there is nothing to report; 'slurmtrain submit' starts one"
-        )
-    return (
-        f"none of {len(observed.runs)} runs matches, so there is nothing to report; 'slurmtrain status --all' lists all"
-    )
+        why, remedy = f"there are no runs in {workspace.root.path}", "'slurmtrain submit' starts one"
+    else:
+        why, remedy = f"none of {len(observed.runs)} runs matches", "'slurmtrain status --all' lists all"
+    return f"{why}, so there is no run to report on; {remedy}"
 
 
 def _left_out(

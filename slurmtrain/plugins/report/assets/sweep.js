@@ -249,7 +249,7 @@
     Report.section("overview", "Overview",
       Report.tiles([
         { name: "runs", value: format.number(facts.runs.length), more: states.map((state) => `${facts.states[state]} ${state}`).join(", ") },
-        { name: facts.best ? `best ${facts.best.metric}` : "", value: facts.best ? format.number(facts.best.value) : null, more: facts.best?.run },
+        { name: facts.best ? `best ${facts.best.metric}` : "", value: facts.best ? format.number(facts.best.value) : null, more: facts.best ? Report.link(facts.best.run) : null },
         { name: "node-hours", value: nodeHours ? format.number(Number(nodeHours.toPrecision(4))) : null, more: `${format.number(Number(d3.sum(facts.runs, (run) => run.hours?.lost ?? 0).toPrecision(3)))} lost` },
         { name: "goodput", value: nodeHours ? format.share(useful / nodeHours) : null },
         { name: "lost steps", value: format.number(d3.sum(facts.runs, (run) => run.lost_steps ?? 0)) },
@@ -349,20 +349,24 @@
     });
   }
 
+  /* What 'compare --performance --json' has of each run; columns without any value are left out. */
   function performanceTable({ runs, baseline }) {
+    const column = (field, name, cell = null) => ({ name, number: true, value: (run) => run[field], ...(cell && { cell: (run) => (known(run[field]) ? cell(run[field], run) : "–") }) });
     const columns = [
       { name: "run", value: (run) => run.id, cell: (run) => [Report.link(run.id), run.id === baseline ? " (baseline)" : ""] },
       { name: "name", value: (run) => run.name },
-      ...[["nodes"], ["processes"], ["gpus"], ["steps_per_second", "steps/s"], ["samples_per_second", "samples/s"]].map(([field, name]) => ({ name: name ?? field, number: true, value: (run) => run[field] })),
-      { name: "time of an epoch", number: true, value: (run) => run.epoch_seconds, cell: (run) => format.duration(run.epoch_seconds) },
-      { name: "time of all steps", number: true, value: (run) => run.total_seconds, cell: (run) => format.duration(run.total_seconds) },
-      { name: "memory", number: true, value: (run) => run.memory_bytes, cell: (run) => (known(run.memory_bytes) ? `${format.bytes(run.memory_bytes)} of a ${run.memory}` : "–") },
-      { name: "utilization", number: true, value: (run) => run.utilization, cell: (run) => (known(run.utilization) ? format.share(run.utilization / 100) : "–") },
-      { name: "hours for 1000 steps", number: true, value: (run) => run.hours_per_1000_steps },
-      { name: "speed-up", number: true, value: (run) => run.speedup },
-      { name: "of the ideal", number: true, value: (run) => run.of_ideal, cell: (run) => format.share(run.of_ideal) },
+      column("nodes", "nodes"), column("processes", "processes"), column("gpus", "GPUs"),
+      column("steps_per_second", "steps/s"), column("samples_per_second", "samples/s"), column("tokens_per_second", "tokens/s"),
+      column("step_p50_s", "median step", format.duration), column("step_p95_s", "95 % within", format.duration),
+      column("epoch_seconds", "an epoch", format.duration), column("total_seconds", "all steps", format.duration),
+      column("data_wait_share", "waiting for data", format.share), column("communication_share", "communication", format.share),
+      column("memory_bytes", "memory", (bytes, run) => `${format.bytes(bytes)} of a ${run.memory}`),
+      column("utilization", "utilization", (percent) => format.share(percent / 100)),
+      column("gpu_power_w", "GPU power", (watts) => `${format.number(watts)} W`), column("energy_kwh", "energy", (energy) => `${format.number(energy)} kWh`),
+      column("mfu", "MFU", format.share), column("hours_per_1000_steps", "hours for 1000 steps"),
+      column("speedup", "speed-up"), column("of_ideal", "of the ideal", format.share),
     ];
-    return Report.table({ key: "performance-table", rows: runs, columns: columns.filter((column) => runs.some((run) => known(column.value(run)))) });
+    return Report.table({ key: "performance-table", rows: runs, columns: columns.filter((each) => runs.some((run) => known(each.value(run)))) });
   }
 
   function drawCompare(facts) {

@@ -28,8 +28,8 @@ SPEC = ROOT / "experiments" / "digits" / "digits.yaml"
 STEPS = 20
 
 
-def make_runs(root: Path, *, ended: int, jobs: Sequence[str] = ()) -> None:
-    """This many ended local runs, and a newer one that is pending for each Slurm job."""
+def make_runs(root: Path, *, ended: int, jobs: Sequence[str] = (), sweep: str | None = None) -> None:
+    """This many ended local runs, of this sweep if there is one, and a newer one that is pending for each Slurm job."""
     [planned] = load(SPEC, [f"params.steps={STEPS}"], []).runs
     spec, plan = SPEC.read_text(), json.dumps(planned.plan.to_json(), indent=1)
     now_ms, numbers = time.time_ns() // 1_000_000, random.Random(0)
@@ -43,19 +43,21 @@ def make_runs(root: Path, *, ended: int, jobs: Sequence[str] = ()) -> None:
         for path in (run.plan, submission.plan):
             path.write_text(plan)
         if index < ended:
-            _write_submitted(run, planned.plan, f"local-{run.id[-6:]}", "local")
+            _write_submitted(run, planned.plan, f"local-{run.id[-6:]}", "local", sweep)
             _write_ended(run)
         else:
             _write_submitted(run, planned.plan, jobs[index - ended], "slurm")
 
 
-def _write_submitted(run: RunDir, plan: Plan, job_id: str, executor: str) -> None:
+def _write_submitted(run: RunDir, plan: Plan, job_id: str, executor: str, sweep: str | None = None) -> None:
     settings = run_settings(plan)
     # Every run has a learning rate of its own, so that a column shows what differs.
     settings["params"] = {**settings["params"], "lr": round(int(run.id[-4:], 36) / 36**4, 4)}
     with Journal(run.journals / "created.jsonl", durable=False) as journal:
         journal.write(
-            RunCreated(name=plan.spec.name, plan_hash=plan.hash, executor=executor, by="bench@here", **settings)
+            RunCreated(
+                name=plan.spec.name, plan_hash=plan.hash, executor=executor, by="bench@here", sweep=sweep, **settings
+            )
         )
     of_local = {"job_id": job_id} if executor == "local" else {}
     with Journal(run.journals / "submit.jsonl", durable=False) as journal:

@@ -311,6 +311,14 @@ def describe_slow_ranks(measures: Mapping[str, Any]) -> str:
     return f"{', '.join(first_of(named, _SHOWN))}; the median rank needs {median} of its own in a step"
 
 
+def describe_profile(profile: Mapping[str, Any]) -> str:
+    """What a profiler has recorded, or why it could not."""
+    rank = "" if profile["rank"] is None else f" rank {profile['rank']}, steps {profile['first']} to {profile['last']}"
+    why = f" ({profile['why']})" if profile["why"] else ""
+    result = profile["problem"] or f"{profile['path']}, {formatting.size(profile['bytes'])}"
+    return f"{profile['tool']}, attempt {profile['attempt']}{',' * bool(rank)}{rank}{why}: {result}"
+
+
 def describe_restart(restart: Mapping[str, Any]) -> str:
     """Why ranks were restarted in place, after which step, and without which nodes."""
     step = restart.get("reached")

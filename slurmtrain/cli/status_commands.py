@@ -224,6 +224,10 @@ def print_run(run: dict[str, Any], *, each_node: bool = False) -> None:
         attempt = {**each, "code": None} if has_one else each
         _print_attempt(attempt, measured=each_node or each is run["attempts"][-1], each_node=each_node)
     _print_relatives(run)
+    if run["profiles"]:
+        output.echo("", "profiles")
+        for line in map(describe.describe_profile, run["profiles"]):
+            output.paragraph(f"  {line}", " " * 8)
     if lines := describe.finding_lines(run["attempts"]):
         output.echo("", "findings")
         for line in lines:

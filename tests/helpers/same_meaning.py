@@ -71,7 +71,7 @@ ELSEWHERE = {
     "strategy": "test_strategies", "tracking": "test_script_metrics", "preflight": "test_runs", "code": "test_code",
     "log": "tests of its own", "slurm": "means nothing here", "setup_node": "test_node_helpers",
     "completed_by": "test_slurm_launchers", "sidecars": "the same", "teardown": "the same",
-    "idle_after": "test_idle, test_slurm_idle",
+    "profile": "test_profile", "idle_after": "test_idle, test_slurm_idle",
     "measures": "test_measures",
 }  # fmt: skip
 

@@ -44,7 +44,7 @@ LATER_KEYS: Sequence[KeyPath] = (
     ("resources", "mixed"), ("preflight", "hardware"), ("resources", "components"),
     ("resources", "gpu_type"), ("requeue", "lead"), ("resources", "bind"), ("log",),
     ("setup_node",), ("sidecars",), ("teardown",),
-    ("completed_by",), ("idle_after",), ("measures",),
+    ("completed_by",), ("idle_after",), ("measures",), ("profile",),
 )  # fmt: skip
 
 

@@ -15,6 +15,7 @@ from slurmtrain.model.experiment.chain import DEPENDENCIES
 from slurmtrain.model.experiment.checkpoint import CheckpointSpec, StartFromSpec, placeholder_problems
 from slurmtrain.model.experiment.code import CodeSpec
 from slurmtrain.model.experiment.launcher import LAUNCHERS, NODE, RANKS, choose_launcher
+from slurmtrain.model.experiment.profile import ProfileSpec
 from slurmtrain.model.experiment.resources import ResourcesSpec, options_of_component
 from slurmtrain.model.experiment.sections import PreflightSpec, RequeueSpec, TrackingSpec, oom_conflicts
 from slurmtrain.model.experiment.slurm_options import (
@@ -126,6 +127,8 @@ class Spec:
     """What happens when a run is interrupted."""
     tracking: TrackingSpec = TrackingSpec()
     """Experiment tracking."""
+    profile: ProfileSpec | None = None
+    """What records in detail how steps spend their time; null: nothing. See [profiling.md](../profiling.md)."""
     idle_after: Span | None = None
     """After how long a run whose GPUs do nothing is ended by `watch` or `sync`, with a save; nothing starts it again.
     Without GPUs: whose processes compute nothing and finish no step. null: it is only said. See

@@ -13,6 +13,7 @@ MANIFEST = "MANIFEST.json"
 JOURNALS = "journal"
 ATTEMPTS = "attempts"
 ENVIRONMENTS = "environments"
+NSYS_REPORTS = "*.nsys-rep"
 METRICS = "metrics.jsonl"
 GUESSED_METRICS = "metrics-guessed.jsonl"
 SNAPSHOTS = ".code"
@@ -174,6 +175,8 @@ class AttemptDir:
     """The same, as guessed from rank 0's output; without effect where the script reports its metrics."""
     logs = FixedPath("logs")
     """The logs of the ranks."""
+    profiles = FixedPath("profiles")
+    """What profilers have recorded of ranks."""
 
     @property
     def rendezvous(self) -> Path:

@@ -17,10 +17,12 @@ from slurmtrain.model.environment import (
     kinds_of,
     package_changes,
 )
+from slurmtrain.model.experiment.profile import NSYS, TORCH
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.events.agent_events import EnvironmentNoted, HelperFailed, PreflightDone, WorkersStarted
-from slurmtrain.model.run.layout import RunDir, attempt_of, checkpoint_step, node_of
+from slurmtrain.model.run.events.rank_events import StepsTraced
+from slurmtrain.model.run.layout import NSYS_REPORTS, RunDir, attempt_of, checkpoint_step, node_of
 from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.relatives import chain_json, lineage_json
@@ -82,6 +84,7 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
             for attempt, plan in zip(run.attempts, plans, strict=True)
         ],
         "checkpoints": [checkpoint_json(directory, checkpoint) for checkpoint in run.on_disk],
+        "profiles": _profiles(workspace, directory, run),
         "garbage": [
             {
                 "journal": garbage.source,
@@ -105,6 +108,24 @@ def measures_json(directory: RunDir, run: Run) -> dict[str, Any]:
     with contextlib.suppress(PathError):
         return measure_run(run, directory).to_dict()
     return Measures().to_dict()
+
+
+def _profiles(workspace: Workspace, directory: RunDir, run: Run) -> list[dict[str, Any]]:
+    """What profilers have recorded of a run, by attempt."""
+    profiles = []
+    for event in workspace.store.events(run.id, StepsTraced):
+        traced, key = event.payload, attempt_of(event.source)
+        facts = {"tool": TORCH, "rank": traced.rank, "first": traced.first, "last": traced.last, "bytes": traced.bytes}
+        path = None if traced.path is None else str(directory.path / traced.path)
+        profiles.append((key, {**facts, "path": path, "why": traced.why, "problem": traced.problem or None}))
+    unknown = dict.fromkeys(("rank", "first", "last", "problem"))
+    for attempt in run.attempts:
+        for report in sorted(directory.attempt(attempt.job_id, attempt.restart).profiles.glob(NSYS_REPORTS)):
+            with contextlib.suppress(OSError):
+                size = report.stat().st_size
+                profiles.append((attempt.key, {"tool": NSYS, **unknown, "bytes": size, "path": str(report), "why": ""}))
+    numbers = {attempt.key: attempt.number for attempt in run.attempts}
+    return [{"attempt": numbers.get(key or ""), **facts} for key, facts in profiles]
 
 
 def _children_of(workspace: Workspace, run_id: str) -> list[dict[str, Any]]:

@@ -34,6 +34,7 @@ from slurmtrain.model.experiment.launcher import (
     split_command,
 )
 from slurmtrain.model.experiment.plan import Plan
+from slurmtrain.model.experiment.profile import TORCH
 from slurmtrain.model.experiment.slurm_options import runs_in_container
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.experiment.values import SHELL_KEYS
@@ -45,6 +46,8 @@ _FLAGS = frozenset({"-u", "-O", "-OO", "-B", "-b", "-bb", "-q", "-v"})
 _FLAGS_OF_PATHS = frozenset({"-E", "-I", "-s", "-S"})
 # What a training script surely needs, whatever it does before it imports them.
 NEEDED = ("torch", "slurmtrain")
+# What a script with a session has in its text.
+_SESSION = b"session("
 # Programs that commands begin with, for a suggestion; and those that run a script which is not executable.
 _COMMON = ("python", "python3", "torchrun", "accelerate", "deepspeed", "bash", "srun", "mpirun")
 _INTERPRETERS = {".py": "python", ".sh": "bash"}
@@ -276,6 +279,19 @@ def _missing_import(script: Script) -> ScriptImport | None:
     ]
     absent = _absent(script.python, tuple(each.package for each in imports))
     return next((each for each in imports if each.package in absent), None)
+
+
+def note_profile(plan: Plan) -> list[str]:
+    """A note if a script is to be traced whose steps slurmtrain does not see, as far as a look at it shows."""
+    if plan.spec.profile is None or plan.spec.profile.tool != TORCH or (script := find_script(plan)) is None:
+        return []
+    source = b"" if script.module else _read_script(script.path)
+    if not source or _SESSION in source:
+        return []
+    return [
+        f"'profile.steps' traces the steps of slurmtrain.session(), which {script.path.name} itself does not call: "
+        "there will be no trace unless what it imports does; 'profile: nsys' profiles any command"
+    ]
 
 
 def imports_of(script: Script) -> Sequence[ScriptImport]:

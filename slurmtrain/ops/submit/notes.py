@@ -29,6 +29,7 @@ from slurmtrain.ops.submit.command_script import (
     find_script,
     imports_of,
     is_missing,
+    note_profile,
     note_script,
     notes_on_shell,
 )
@@ -96,7 +97,7 @@ def notes_on_plans(plans: Sequence[Plan], executor: str, code_of_now: Sequence[P
     """
     counts: Counter[str] = Counter()
     for plan in plans:
-        notes = [*plan.launcher_notes(), *note_script(plan, executor), *notes_on_shell(plan)]
+        notes = [*plan.launcher_notes(), *note_script(plan, executor), *notes_on_shell(plan), *note_profile(plan)]
         script = find_script(plan)
         is_noted = script is not None and any(each.package in NEEDED for each in imports_of(script))
         if plan.words[0] == "python" and Path(plan.python).parent != Path(sys.executable).parent and not is_noted:

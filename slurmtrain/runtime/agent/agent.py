@@ -21,6 +21,7 @@ from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.experiment.chain import fill
 from slurmtrain.model.experiment.launcher import NodePlace
 from slurmtrain.model.experiment.plan import fill_command
+from slurmtrain.model.experiment.profile import NSYS
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport
 from slurmtrain.model.interruption.members import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd
@@ -39,6 +40,7 @@ from slurmtrain.runtime.agent.helpers import STOPPED_S, NodeHelpers, wait_for_ot
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Begin, MoreNodes, RoundConfig
 from slurmtrain.runtime.agent.node_start import CheckpointFinder, NodeStart, enter_pack, link_log, time_limit_lead
+from slurmtrain.runtime.agent.nsys import under_nsys
 from slurmtrain.runtime.agent.rounds import Rounds
 from slurmtrain.runtime.agent.script_metrics import MetricsProcess, send_live
 from slurmtrain.runtime.agent.workers import RankPlacement, RankProcesses
@@ -401,11 +403,13 @@ class NodeAgent:
             lines = "".join(f"node-{node} slots={count}\n" for node, count in slots)
             write_atomically(Path(place.hostfile), lines.encode())
         words = [str(fill(word, facts)) for word in fill_command(plan, placeholders)]
-        if plan.code is None:
-            return words
-        from slurmtrain.runtime.code.code_copy import translate_command
+        if plan.code is not None:
+            from slurmtrain.runtime.code.code_copy import translate_command
 
-        return translate_command(plan, self.attempt.run, words)
+            words = translate_command(plan, self.attempt.run, words)
+        if spec.profile is not None and spec.profile.tool == NSYS:
+            words = under_nsys(words, self.attempt, per_node=spec.per_node)
+        return words
 
     def _directory(self) -> Path:
         """Where the command runs: where setup has gone, if it has; in the run's copy of the code, if that has it."""

@@ -27,6 +27,7 @@ from slurmtrain.model.run.layout import AttemptDir
 from slurmtrain.model.run.run import GROW
 from slurmtrain.runtime.agent.exits import CommandExits, RankExits
 from slurmtrain.runtime.agent.helpers import HELPERS
+from slurmtrain.runtime.agent.nsys import is_nsys
 from slurmtrain.runtime.checkpoint.writer_process import PUBLISHING
 from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.ranks import Tasks, variables_of_rank, write_changes
@@ -386,7 +387,7 @@ class RankProcesses:
             self.has_shell = self.has_shell or (is_one and pid in self._ranks)
             return is_one
 
-        hearing = listeners(running, self._agent, is_shell)
+        hearing = listeners(running, self._agent, is_shell, lambda pid: is_nsys(program_of(pid)))
         new = [entry for entry in hearing if _key(entry) not in self._asked_already]
         first = []
         for entry in new:
@@ -459,16 +460,24 @@ class RankProcesses:
         return [each for each in entries if each.pid not in HELPERS and not has_variable(each.pid, HELPER)]
 
 
-def listeners(running: Iterable[Entry], agent: int, is_shell: Callable[[int], bool]) -> list[Entry]:
+def listeners(
+    running: Iterable[Entry],
+    agent: int,
+    is_shell: Callable[[int], bool],
+    is_profiler: Callable[[int], bool] = lambda _pid: False,
+) -> list[Entry]:
     """The processes for which a stop signal is.
 
     ``running``: the processes of ranks, parents before their children. ``agent``: the process id of the agent, which is
-    the parent of ranks and of orphans. ``is_shell``: whether the process with this id is a shell.
+    the parent of ranks and of orphans. ``is_shell``: whether the process with this id is a shell. ``is_profiler``:
+    whether it is a profiler, which is to hear nothing, but the command that it has started.
     """
     parents = {agent}
     hearing = []
     for entry in running:
-        if entry.parent in parents:
+        if entry.parent in parents and is_profiler(entry.pid):
+            parents.add(entry.pid)
+        elif entry.parent in parents:
             hearing.append(entry)
             if is_shell(entry.pid):
                 parents.add(entry.pid)

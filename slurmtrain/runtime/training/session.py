@@ -280,6 +280,12 @@ class Session(SteppedTraining):
             self._journal = Journal(attempt.rank_journal(self.rank))
             if self.rank == 0:
                 self._metrics.open(attempt.metrics)
+            profile = self._plan.spec.profile if self._plan else None
+            if profile is not None and profile.steps is not None:
+                # Imported here: torch's profiler is of no use to most runs.
+                from slurmtrain.runtime.training.step_trace import StepTracer
+
+                self._tracer = StepTracer(profile.steps, attempt, self._ranks)
             self._write_first(SessionStarted(world_size=self.world_size, device=str(self.device)))
             if (compared := with_backend(self._strategy.hardware, elected)) is not None:
                 self._write_first(compared)

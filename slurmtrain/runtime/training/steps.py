@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
     from slurmtrain.runtime.job.process_group import RankGroup
     from slurmtrain.runtime.training.loader import Loader
+    from slurmtrain.runtime.training.step_trace import StepTracer
 
 T = TypeVar("T")
 
@@ -61,6 +62,8 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
         self._checkpointer: Checkpointer | None = None
         # A plug-in, on mixed hardware.
         self._balancer: Any = None
+        # Until the steps that the spec wants traced are over.
+        self._tracer: StepTracer | None = None
         self._own_time = StepTime(self.device)
         # Seconds of the same steps as ``_took`` in which a loader waited for data.
         self._waited_s = 0.0
@@ -153,8 +156,12 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
             self._synchrony = SynchronyWatch(self._registered, self._ranks, journal, self.step)
         self._beat(Phase.FIRST)
         self._shares.begin_steps(are_loaded=are_loaded)
+        if self._tracer is not None:
+            self._begin_traced(self._tracer)
 
     def _end_steps(self) -> None:
+        if self._tracer is not None:
+            self._tracer.close()
         self._samples = self._shares.samples
         self._shares.begin_step()
         self._own_time.end()
@@ -273,6 +280,8 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
         # call costs a microsecond or two: see scripts/bench step.
         self._in_step = False
         self.step += 1
+        if self._tracer is not None:
+            counts = not self._end_traced(self._tracer) and counts
         if self._balancer is not None:
             self._note_shares(self._balancer.end(self.step))
         if self.rank == 0:
@@ -283,6 +292,26 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
         self._beat(self._pulse.phase)
         if self.step >= self._agree_at:
             self._agree()
+        if self._tracer is not None:
+            self._begin_traced(self._tracer)
+
+    def _begin_traced(self, tracer: StepTracer) -> None:
+        """Trace the step that begins, if it is to be traced."""
+        if tracer.is_due(self.step) and self.step < self._total:
+            with self.pause("profiling"):
+                tracer.begin(self.step, self._own_time.s)
+
+    def _end_traced(self, tracer: StepTracer) -> bool:
+        """A step has ended, and after the last one the trace is written; returns whether it was traced."""
+        was_traced = tracer.end_step()
+        if tracer.is_over(self.step) or self.step >= self._total:
+            with self.pause("writing a trace"):
+                traced = tracer.write(self.step)
+            if traced is not None:
+                self._write(traced)
+        if tracer.is_over(self.step):
+            self._tracer = None
+        return was_traced
 
     def _agree(self) -> None:
         """Agree with the other ranks whether to stop or to save, and on the progress of a save."""

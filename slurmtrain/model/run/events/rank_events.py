@@ -134,6 +134,26 @@ class RankMeasured(Payload):
     """How many of them the rank's device could do in a second, in the precision of the model."""
 
 
+@payload("traced")
+class StepsTraced(Payload):
+    """The rank has written a trace of some steps, by torch's profiler."""
+
+    rank: int | None = None
+    """The rank."""
+    first: int | None = None
+    """How many steps had finished when it began."""
+    last: int | None = None
+    """How many had finished when it ended."""
+    path: str | None = None
+    """The file, relative to the run's directory; None: it could not be written."""
+    bytes: int | None = None
+    """Its size."""
+    why: str = ""
+    """Which rank is the slowest, or why that is not known."""
+    problem: str = ""
+    """Why there is no trace; empty: there is."""
+
+
 @payload("raised")
 class ExceptionRaised(Payload):
     """The script raised an exception."""

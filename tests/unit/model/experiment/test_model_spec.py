@@ -131,6 +131,7 @@ def test_a_written_spec_has_every_key_of_the_schema() -> None:
             requeue={"oom": {"at_most": "2GB"}},
             start_from="a",
             strategy={"mesh": {"tp": 1}, "activation_checkpointing": True},
+            profile={"steps": [1, 2]},
         )
     )
     for path, _ in walk_keys(Spec):

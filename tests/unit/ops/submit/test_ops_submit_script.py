@@ -13,7 +13,13 @@ from helpers.simulated_run import make_test_plan
 
 from slurmtrain.errors import NotAvailable, PathError
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.ops.submit.command_script import check_script, check_shell_script, note_script, notes_on_shell
+from slurmtrain.ops.submit.command_script import (
+    check_script,
+    check_shell_script,
+    note_profile,
+    note_script,
+    notes_on_shell,
+)
 
 ABSENT = "zz_absent_package"
 
@@ -96,6 +102,17 @@ def test_what_may_work_is_neither_refused_nor_noted(tmp_path: Path, python: Path
     plan = plan_for(tmp_path, python, text.format(absent=ABSENT))
     check_script(plan, "local")
     assert note_script(plan, "local") == []
+
+
+def test_a_script_without_a_session_is_noted_if_its_steps_are_to_be_traced(tmp_path: Path, python: Path) -> None:
+    steps = {"steps": [1, 2]}
+    [note] = note_profile(plan_for(tmp_path, python, "import json\n", profile=steps))
+    assert note.startswith("'profile.steps' traces the steps of slurmtrain.session(), which train.py itself does not")
+    assert (
+        note_profile(plan_for(tmp_path, python, "with slurmtrain.session() as run:\n    pass\n", profile=steps)) == []
+    )
+    assert note_profile(plan_for(tmp_path, python, "import json\n", profile="nsys")) == []
+    assert note_profile(plan_for(tmp_path, python, "import json\n")) == []
 
 
 @pytest.mark.parametrize("module", ["torch.py", "torch/__init__.py", "torch.cpython-311-x86_64-linux-gnu.so"])

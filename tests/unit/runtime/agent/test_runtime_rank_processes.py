@@ -11,6 +11,7 @@ import pytest
 from helpers.program import Program, program
 from helpers.site import until
 
+from slurmtrain.runtime.agent.nsys import is_nsys
 from slurmtrain.runtime.agent.workers import RankProcesses, listeners
 from slurmtrain.system.process import Entry
 
@@ -59,14 +60,17 @@ def tree(*parents: tuple[int, int]) -> list[Entry]:
     return [Entry(pid, parent, session=pid, start=0, ended=False) for pid, parent in parents]
 
 
-def heard(entries: list[Entry], shells: tuple[int, ...] = ()) -> list[int]:
-    return [entry.pid for entry in listeners(entries, 1, lambda pid: pid in shells)]
+def heard(entries: list[Entry], shells: tuple[int, ...] = (), profilers: tuple[int, ...] = ()) -> list[int]:
+    return [entry.pid for entry in listeners(entries, 1, shells.__contains__, profilers.__contains__)]
 
 
 def test_ranks_hear_a_stop_and_the_children_of_their_shells_but_no_others() -> None:
     assert heard(tree((10, 1), (11, 1), (20, 10), (30, 20))) == [10, 11]
     assert heard(tree((10, 1), (20, 10), (21, 10), (30, 20), (31, 21)), shells=(10, 21)) == [10, 20, 21, 31]
     assert heard(tree((10, 1), (20, 10), (30, 20)), shells=(20,)) == [10]
+    # A profiler would end its recording, and then the command: only what it has started hears the stop.
+    assert heard(tree((10, 1), (20, 10), (21, 10), (30, 20)), profilers=(10, 20)) == [21, 30]
+    assert [name for name in ("nsys", "nsys-launcher", "nsysx", "python") if is_nsys(name)] == ["nsys", "nsys-launcher"]
 
 
 # --- real processes -------------------------------------------------------------------------------------------------

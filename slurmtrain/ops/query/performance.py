@@ -15,14 +15,14 @@ from slurmtrain.ops.shared.run_measures import Measures, measure_run
 from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 
-# Why a column has no value for some runs.
-_REASONS = {
+REASONS = {
     "steps_per_second": "it needs two finished steps, reported by a session, slurmtrain.progress() or tracking.metrics",
     "samples_per_second": "only run.loader() and run.share() count samples",
     "epoch_seconds": "only run.loader() knows the samples of an epoch",
     "memory_bytes": "ranks record it while they train, if they have a session or call slurmtrain.progress()",
     "utilization": "nodes record it every 15 s while they train, unless tracking.system_metrics is false",
 }
+"""Why figures have no value for some runs, by their names."""
 # The same of columns that are left out where no run has a value.
 _REASONS_OF_SOME = {
     "data_wait_share": "it needs run.loader(), or a module in run.checkpoint() with a forward pass",
@@ -31,9 +31,9 @@ _REASONS_OF_SOME = {
 }
 # What ``compare --performance --json`` has of a run, in the order of its columns in CSV.
 _FIGURES = (
-    "nodes", "processes", "gpus", "steps_per_second", "samples_per_second", "epoch_seconds", "total_seconds",
-    "memory_bytes", "memory", "utilization", "step_p50_s", "step_p95_s", "tokens_per_second", "data_wait_share",
-    "communication_share", "gpu_utilization", "gpu_power_w", "energy_kwh", "mfu",
+    "nodes", "processes", "gpus", "steps_per_second", "rate_error", "samples_per_second", "epoch_seconds",
+    "total_seconds", "memory_bytes", "memory", "utilization", "step_p50_s", "step_p95_s", "tokens_per_second",
+    "data_wait_share", "communication_share", "gpu_utilization", "gpu_power_w", "energy_kwh", "mfu",
 )  # fmt: skip
 
 
@@ -144,17 +144,30 @@ def compare_performance_of(
     notes: list[str] = []
     chosen = dict.fromkeys([*ids, *([] if base_id is None else [base_id])])
     loaded = workspace.store.load_all(list(chosen))
-    measured = {run_id: _measured(workspace, loaded[run_id], notes) for run_id in chosen}
+    measured = {run_id: measure_performance(workspace, loaded[run_id], notes) for run_id in chosen}
     base = choose_baseline(list(measured.values())) if base_id is None else measured[base_id]
     rows = compare_performance(list(measured.values()), base)
-    for name, why in (_REASONS | _REASONS_OF_SOME).items():
-        without = sum(getattr(run.measures, name) is None for run in measured.values())
-        if without and (name in _REASONS or without < len(measured)):
-            notes.append(f"no {name.replace('_', ' ')} for {without} of {len(measured)} runs: {why}")
-    return PerformanceAnswer(base, rows, notes)
+    return PerformanceAnswer(base, rows, [*notes, *unknown_figures(list(measured.values()))])
 
 
-def _measured(workspace: Workspace, run: Run, notes: list[str]) -> Performance:
+def unknown_figures(runs: Sequence[Performance]) -> list[str]:
+    """Why some figures of these ``runs`` are not known, as sentences without a full stop."""
+    sentences = []
+    for name, why in (REASONS | _REASONS_OF_SOME).items():
+        without = sum(getattr(run.measures, name) is None for run in runs)
+        if without and (name in REASONS or without < len(runs)):
+            sentences.append(f"no {name.replace('_', ' ')} for {without} of {len(runs)} runs: {why}")
+    return sentences
+
+
+def measure_performance(workspace: Workspace, run: Run, notes: list[str]) -> Performance:
+    """How fast a run was.
+
+    Args:
+        workspace: Where the run is.
+        run: The run.
+        notes: Receives what cannot be read.
+    """
     measures = Measures()
     try:
         measures = measure_run(run, workspace.root.run(run.id))

@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median_low
+from statistics import fmean, median, median_low
 from typing import Any
 
 from slurmtrain.history import read_rows
@@ -34,6 +34,10 @@ _MEGABYTE = 1e6
 _KWH = 3.6e6
 _RANK = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
 _CPU_USE = "cpu_utilization_percentage"
+# Parts that a run's steps are divided into, to see how much its speed varies, and how many say anything.
+_PARTS, _LEAST_PARTS = 8, 4
+# From the median absolute deviation to the standard deviation of a normal distribution.
+_BY_DEVIATION = 1.4826
 # When training stood still, in seconds since 1970, and for how many seconds.
 Stall = tuple[float, float]
 
@@ -68,6 +72,8 @@ class Measures:
     gpus: int = 0
     """How many GPUs they had together; 0: they trained on CPUs."""
     steps_per_second: float | None = None
+    rate_error: float | None = None
+    """The standard error of ``steps_per_second``, as a part of it."""
     step_p50_s: float | None = None
     """Seconds of the median step."""
     step_p95_s: float | None = None
@@ -156,6 +162,29 @@ def rate_of_steps(
     return made / seconds if seconds > 0 and made > 0 else None
 
 
+def error_of_rate(steps: Sequence[int], times: Sequence[float], stalls: Sequence[Stall] = ()) -> float | None:
+    """How uncertain a rate of steps is, as a part of it: how much parts of the run differ; None: it is too short.
+
+    Args:
+        steps: As of :func:`rate_of_steps`.
+        times: As there.
+        stalls: As there.
+    """
+    parts = min(_PARTS, (len(steps) - 1) // 2)
+    bounds = [round(number * (len(steps) - 1) / parts) for number in range(parts + 1)] if parts > 0 else []
+    # Whole parts, since a step that takes long is often followed by others.
+    rates = [
+        rate
+        for begin, end in pairwise(bounds)
+        if (rate := rate_of_steps(steps[begin : end + 1], times[begin : end + 1], stalls)) is not None
+    ]
+    if len(rates) < _LEAST_PARTS:
+        return None
+    # Medians leave out parts with profiled steps.
+    middle = median(rates)
+    return _BY_DEVIATION * median(abs(rate - middle) for rate in rates) / math.sqrt(len(rates)) / middle
+
+
 def times_of_steps(steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = ()) -> list[float]:
     """How long steps took, each or, where they were not noted one by one, several of them on average.
 
@@ -236,6 +265,7 @@ def _of_start(run: Run, directory: RunDir, start: _Start) -> Measures:
         processes=processes or None,
         gpus=gpus,
         steps_per_second=rate,
+        rate_error=error_of_rate(steps, times, stalls) if rate else None,
         step_p50_s=first.step_p50_s if first.step_p50_s is not None else quantile(took, 0.5),
         step_p95_s=first.step_p95_s if first.step_p50_s is not None else quantile(took, 0.95),
         samples_per_second=samples,

@@ -46,9 +46,9 @@ def workers(sim: SimulatedRun, node: int, ranks: range, ranks_each: int = 1) -> 
     sim.node("workers", node, 0, processes={str(rank): process for rank in ranks}, ranks_each=ranks_each)
 
 
-def trained(workspace: Workspace, number: int, name: str, ranks: int, step_s: float) -> SimulatedRun:
-    """A run on a node with this many ranks, which has finished 40 steps of 8 samples."""
-    sim = write_run(workspace, number, name, state="running")
+def trained(workspace: Workspace, number: int, name: str, ranks: int, step_s: float, **facts: Any) -> SimulatedRun:
+    """A run on a node with this many ranks, which has finished 40 steps of 8 samples. ``facts``: as for write_run."""
+    sim = write_run(workspace, number, name, state="running", **facts)
     workers(sim, 0, range(ranks))
     sim.rank("total", total_steps=1000)
     began = sim.now
@@ -155,7 +155,7 @@ def test_what_is_not_recorded_is_unknown_and_a_sentence_says_why(workspace: Work
     answer = answered(workspace)
     row = next(each for each in answer.to_json()["runs"] if each["name"] == "plain")
     assert {name for name, value in row.items() if value is None} == {
-        "nodes", "processes", "steps_per_second", "samples_per_second", "epoch_seconds", "total_seconds",
+        "nodes", "processes", "steps_per_second", "rate_error", "samples_per_second", "epoch_seconds", "total_seconds",
         "memory_bytes", "memory", "utilization", "hours_per_1000_steps", "speedup", "of_ideal", "step_p50_s",
         "step_p95_s", "tokens_per_second", "data_wait_share", "communication_share", "gpu_utilization", "gpu_power_w",
         "energy_kwh", "mfu",

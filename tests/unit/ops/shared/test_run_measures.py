@@ -12,7 +12,7 @@ from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.run_measures import measure_run, rate_of_steps, times_of_steps
+from slurmtrain.ops.shared.run_measures import error_of_rate, measure_run, rate_of_steps, times_of_steps
 from slurmtrain.ops.shared.workspace import Workspace
 
 MEASURED = {
@@ -82,8 +82,8 @@ def test_a_run_that_has_noted_nothing_has_its_times_and_nothing_else(workspace: 
     facts = measures(workspace, trained(workspace))
     assert {name: value for name, value in facts.items() if value is not None} == {
         "nodes": 1, "processes": 2, "gpus": 0, "steps_per_second": pytest.approx(1.0), "step_p50_s": pytest.approx(1.0),
-        "step_p95_s": pytest.approx(1.0), "total_seconds": pytest.approx(1000), "ranks": [],
-        "slow_ranks": [],
+        "rate_error": pytest.approx(0.0), "step_p95_s": pytest.approx(1.0), "total_seconds": pytest.approx(1000),
+        "ranks": [], "slow_ranks": [],
     }  # fmt: skip
 
 
@@ -131,6 +131,21 @@ def test_the_pace_is_that_from_the_first_finished_step_to_the_last() -> None:
     assert rate_of_steps([1, 2, 3, 4, 5], [100.0, 101.0, 102.0, 103.0, 104.0]) == 1.0
     # A line for every tenth step, as scripts print them.
     assert rate_of_steps([10, 20, 30], [0.0, 5.0, 10.0]) == 2.0
+
+
+def test_a_pace_is_as_uncertain_as_parts_of_the_run_differ() -> None:
+    steps = list(range(1, 82))
+    even = [0.5 * step for step in steps]
+    assert error_of_rate(steps, even) == pytest.approx(0.0)
+    # The second half is twice as fast.
+    faster = [min(step, 41) + 0.5 * max(step - 41, 0) for step in steps]
+    assert error_of_rate(steps, faster) == pytest.approx(1.4826 * 0.5 / 8**0.5 / 1.5)
+    # What a save has cost does not count, nor do a few parts with a pause.
+    assert error_of_rate(steps, [each + 9.0 * (each > 20) for each in even]) == pytest.approx(0.0)
+    paused = [each + 30.0 * (each > 20) for each in even]
+    assert error_of_rate(steps, paused, [(20.0, 30.0)]) == pytest.approx(0.0)
+    assert error_of_rate(steps[:7], even[:7]) is None
+    assert error_of_rate([], []) is None
 
 
 def test_the_stalls_of_saves_between_them_do_not_count() -> None:

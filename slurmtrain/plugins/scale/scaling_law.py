@@ -1,0 +1,214 @@
+"""How the time of a step depends on the number of GPUs: a law fitted to measured points, and what it recommends.
+
+The law is Amdahl's with a term for communication: ``serial + work * b / n + communication * log2(n)`` seconds a step,
+for ``n`` times as many workers, GPUs or processes, and ``b`` times the batch of the smallest size. No coefficient is
+negative.
+
+A ring all-reduce sends ``(n - 1) / n`` of the gradients twice. That part cannot be told from ``serial`` and ``work``,
+of which it is a sum, and belongs to them. What grows without end is the latency of its steps; ``log2(n)`` is that of
+trees, which NCCL uses across nodes.
+
+With weak scaling, ``b / n`` is the same everywhere, so that ``serial`` and ``work`` are one number.
+
+Points are as uncertain as their steps scatter, and as they deviate from the law. The fit is repeated with points moved
+at random by as much; the middle nine tenths of what these fits say are given with each figure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    Array = NDArray[Any]
+
+# How many times the fit is repeated, and the part of the repetitions on each side that does not count.
+_FITS, _TAIL = 400, 0.05
+# Doublings are followed up to so many times the most workers that were measured.
+_BEYOND = 4
+# Batches of processes that differ by no more count as equal: epochs may end in part of a batch.
+_ALIKE = 0.1
+# Doubling is worth its cost if the time falls by a larger part than the cost rises: 1 - r > 2 r - 1 for the ratio r.
+_WORTH = 2 / 3
+
+
+@dataclass(frozen=True, slots=True)
+class MeasuredPoint:
+    """A run. ``batch``: samples a step; None: unknown. ``error``: the standard error of ``step_s``, as a part of it."""
+
+    workers: int
+    step_s: float
+    batch: float | None = None
+    error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """A figure, and between which ones it is in nine tenths of the repetitions of the fit; None: unknown."""
+
+    value: float
+    low: float | None = None
+    high: float | None = None
+
+    def to_json(self) -> dict[str, float | None]:
+        """This as JSON."""
+        return {"value": self.value, "low": self.low, "high": self.high}
+
+    def text(self, write: Callable[[float], str]) -> str:
+        """The figure with its range in brackets. ``write``: how figures are written."""
+        if self.low is None or self.high is None:
+            return write(self.value)
+        return f"{write(self.value)} ({write(self.low)} to {write(self.high)})"
+
+
+def is_weak(points: Sequence[MeasuredPoint]) -> bool:
+    """Whether the batch grows with the workers; an unknown batch counts as the same everywhere."""
+    batches = [each.batch for each in points]
+    if None in batches or len({each.workers for each in points}) < 2:
+        return False
+    of_each = [batch / each.workers for batch, each in zip(batches, points, strict=True) if batch is not None]
+    return max(of_each) <= (1 + _ALIKE) * min(of_each)
+
+
+class ScalingFit:
+    """The law of one series of runs: at least two different numbers of workers."""
+
+    def __init__(self, points: Sequence[MeasuredPoint]) -> None:
+        """Fit the law to ``points``, which are in any order."""
+        self._points = sorted(points, key=lambda each: each.workers)
+        self.first = self._points[0].workers
+        self.most = self._points[-1].workers
+        self.counts = len({each.workers for each in self._points})
+        self.weak = is_weak(self._points)
+        batches = [each.batch for each in self._points]
+        self._batch = None if None in batches else batches[0]
+
+    @cached_property
+    def coefficients(self) -> list[float]:
+        """Seconds: ``serial``, ``work``, ``communication``; 0 for a term that the points do not tell."""
+        return list(map(float, self._solve([each.step_s for each in self._points])))
+
+    @cached_property
+    def deviation(self) -> float:
+        """How far the points are from the law, as a part of their times: the root of the mean square."""
+        return math.sqrt(self._squares / len(self._points))
+
+    @property
+    def _squares(self) -> float:
+        return sum((self._step_s(self.coefficients, each) / each.step_s - 1) ** 2 for each in self._points)
+
+    @property
+    def terms(self) -> tuple[int, ...]:
+        """Which of the three coefficients the points tell apart."""
+        if self.weak:
+            return (1, 2)
+        return (0, 1) if self.counts < 3 else (0, 1, 2)
+
+    @cached_property
+    def error(self) -> float | None:
+        """The standard error of a point, as a part of its time; None: nothing says it."""
+        scatter = [each.error for each in self._points if each.error is not None]
+        left = len(self._points) - sum(self.coefficients[each] > 0 for each in self.terms)
+        by_law = math.sqrt(self._squares / left) if left > 0 and self._squares > 1e-12 else None
+        return max([*scatter, *([] if by_law is None else [by_law])], default=None)
+
+    @cached_property
+    def _samples(self) -> list[list[float]]:
+        """The coefficients of the repetitions; none if the error of the points is unknown."""
+        if not self.error:
+            return []
+        import numpy as np
+
+        # The same points have the same ranges.
+        moved = np.exp(self.error * np.random.default_rng(0).standard_normal((_FITS, len(self._points))))
+        return [list(self._solve([each.step_s for each in self._points] * row)) for row in moved]
+
+    def _relative_batch(self, point: MeasuredPoint) -> float:
+        return point.batch / self._batch if self._batch and point.batch else 1.0
+
+    def _basis(self, workers: float, batch: float) -> tuple[float, float, float]:
+        """What the coefficients are multiplied by; ``batch``: relative to the first point's."""
+        return 1.0, batch * self.first / workers, math.log2(workers / self.first)
+
+    def _step_s(self, coefficients: Sequence[float], point: MeasuredPoint) -> float:
+        basis = self._basis(point.workers, self._relative_batch(point))
+        return sum(map(float.__mul__, coefficients, basis))
+
+    def _solve(self, times: Any) -> Array:
+        """The coefficients of the least squares of relative deviations from ``times``, none of them negative."""
+        import numpy as np
+        from scipy.optimize import nnls
+
+        rows = np.array([self._basis(each.workers, self._relative_batch(each)) for each in self._points])
+        columns = list(self.terms)
+        # Each row divided by its time: deviations count relative to it.
+        scaled = rows[:, columns] / np.asarray(times)[:, None]
+        solved = np.zeros(3)
+        solved[columns], _ = nnls(scaled, np.ones(len(self._points)))
+        return solved
+
+    # --- what follows from it -----------------------------------------------------------------------------------------
+
+    def _of_work(self, coefficients: Sequence[float], workers: float) -> float:
+        """The time for the samples of the first point's batch: on more workers, a step of weak scaling has more."""
+        batch = workers / self.first if self.weak else 1.0
+        basis = self._basis(workers, batch)
+        return sum(map(float.__mul__, map(float, coefficients), basis)) / batch
+
+    def _range(self, figure: Callable[[Sequence[float]], float]) -> Range:
+        values = sorted(map(figure, self._samples))
+        if not values:
+            return Range(figure(self.coefficients))
+        low, high = values[int(_TAIL * len(values))], values[-1 - int(_TAIL * len(values))]
+        return Range(figure(self.coefficients), low, high)
+
+    def speedup(self, workers: float) -> Range:
+        """How many times as fast as the first point so many ``workers`` are."""
+        return self._range(lambda each: self._of_work(each, self.first) / self._of_work(each, workers))
+
+    def efficiency(self, workers: float) -> Range:
+        """The speed-up divided by the ideal one, of so many ``workers``."""
+        return self._range(
+            lambda each: self._of_work(each, self.first) / self._of_work(each, workers) * self.first / workers
+        )
+
+    def communication(self, workers: float) -> Range:
+        """The part of a step of so many ``workers`` that the law calls communication."""
+
+        def share(coefficients: Sequence[float]) -> float:
+            batch = workers / self.first if self.weak else 1.0
+            step_s = self._of_work(coefficients, workers) * batch
+            return float(coefficients[2]) * math.log2(workers / self.first) / step_s if step_s else 0.0
+
+        return self._range(share)
+
+    @property
+    def limit(self) -> int:
+        """Up to how many workers doublings are followed."""
+        return _BEYOND * self.most
+
+    def worthwhile(self) -> Range:
+        """The most workers for which each doubling was worth its cost: time falls by a larger part than cost rises."""
+
+        def most(coefficients: Sequence[float]) -> float:
+            workers = float(self.first)
+            while workers < self.limit:
+                before, after = (self._of_work(coefficients, each) for each in (workers, 2 * workers))
+                if after >= _WORTH * before:
+                    break
+                workers *= 2
+            return workers
+
+        return self._range(most)
+
+    def curve(self) -> list[tuple[int, float]]:
+        """Points to draw: workers, from the first to twice the most that were measured, and the speed-up."""
+        begin, end = math.log2(self.first), math.log2(2 * self.most)
+        workers = sorted({round(2 ** (begin + (end - begin) * step / 24)) for step in range(25)})
+        of_first = self._of_work(self.coefficients, self.first)
+        return [(each, of_first / self._of_work(self.coefficients, each)) for each in workers]

@@ -60,7 +60,7 @@ COMMANDS = {
 SECTIONS = {
     "Start runs": "submit render resume rerun",
     "Look at runs": "status why show logs top plot report serve ui",
-    "Compare runs": "compare best diff cost",
+    "Compare runs": "compare best diff scale cost",
     "Steer runs": "cancel wait",
     "Checkpoints": "checkpoint checkpoints verify prune export",
     "Keep order": "tag note archive delete clean",
@@ -100,6 +100,7 @@ _OTHER_WORDS = {
         ("log tail cat", "'slurmtrain logs RUN' prints what a run has printed, -f as it comes"),
         ("describe info inspect get sacct", "'slurmtrain show RUN' shows all about a run"),
         ("restart requeue continue retry", "'slurmtrain resume RUN' continues from its checkpoint"),
+        ("scaling benchmark bench speedup", "'slurmtrain scale SPEC' runs it in several sizes, and compares them"),
         ("init new create", "write a spec, 'name' and 'command' are enough; 'slurmtrain render SPEC' checks it"),
         ("check validate lint", "'slurmtrain render SPEC' checks a spec, 'slurmtrain doctor' more"),
     )

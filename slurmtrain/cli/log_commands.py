@@ -155,12 +155,17 @@ def plot_command(
                 plot.write_picture(path, list(charts(plot.COLUMNS)))
                 output.verbatim(str(path))
     else:
-        _draw_charts(charts, len(subject.metrics))
+        draw_charts(charts, len(subject.metrics))
     return 0
 
 
-def _draw_charts(charts: Callable[[int], Iterable[Chart]], count: int) -> None:
-    """Draw so many charts, which are made for a number of columns, below each other."""
+def draw_charts(charts: Callable[[int], Iterable[Chart]], count: int) -> None:
+    """Draw charts below each other.
+
+    Args:
+        charts: They are made for a number of columns.
+        count: How many there are.
+    """
     on_terminal = output.is_terminal(sys.stdout)
     width, lines = (output.width(), get_terminal_size().lines) if on_terminal else (_COLUMNS, _LINES)
     # The prompt needs a line too.

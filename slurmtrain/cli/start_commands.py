@@ -129,10 +129,10 @@ def submit_command(
         output.print_json(previewed.to_json()) if as_json else tables.print_preview(previewed)
         return 0
     # With a key, submitting the same again is no mistake to ask about: it returns the first submission's runs.
-    if not (yes or _is_affordable(workspace, loaded)) or (key is None and not _is_meant(workspace, loaded)):
+    if not (yes or is_affordable(workspace, loaded)) or (key is None and not _is_meant(workspace, loaded)):
         output.echo("nothing was submitted", err=True)
         return 1
-    with _reporting(workspace, as_json=as_json):
+    with reporting(workspace, as_json=as_json):
         run_ids, notes, swept = submit_specs(workspace, specs, executor=chosen, key=key)
     code = _finish(workspace, run_ids, notes, waits=waits, as_json=as_json)
     if not (waits or as_json):
@@ -156,8 +156,11 @@ def _print_next_commands(spec: SpecFile, run_ids: Sequence[str], sweep: str | No
         output.note("the next runs are submitted by 'slurmtrain watch', or each 'slurmtrain sync'")
 
 
-def _is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
-    """Whether a large sweep is to be submitted: asked on a terminal. Raises UserError where nobody can be asked."""
+def is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
+    """Whether a large sweep is to be submitted: asked on a terminal. Raises UserError where nobody can be asked.
+
+    ``workspace``: where the runs would go. ``spec``: the sweep.
+    """
     from slurmtrain.ops.submit.notes import large_sweep
 
     large = large_sweep(workspace.config, spec)
@@ -182,8 +185,11 @@ def _is_meant(workspace: Workspace, spec: SpecFile) -> bool:
 
 
 @contextmanager
-def _reporting(workspace: Workspace, *, as_json: bool) -> Iterator[None]:
-    """If a submission fails, print the runs that exist all the same."""
+def reporting(workspace: Workspace, *, as_json: bool) -> Iterator[None]:
+    """If a submission fails, print the runs that exist all the same.
+
+    ``workspace``: where they are. ``as_json``: print their JSON, and not only the ids.
+    """
     try:
         yield
     except SubmitFailed as error:
@@ -351,11 +357,11 @@ def rerun_command(
 
     again = plan_again(workspace, run, overrides, code_of_now=code == "now")
     output.warn(again.notes)
-    if not (yes or _is_affordable(workspace, again.spec)):
+    if not (yes or is_affordable(workspace, again.spec)):
         output.echo("nothing was submitted", err=True)
         return 1
     chosen = workspace.config.choose_executor(executor) if executor else again.executor
-    with _reporting(workspace, as_json=as_json):
+    with reporting(workspace, as_json=as_json):
         run_ids, notes, _ = submit_spec(workspace, again.spec, executor=chosen)
     return _finish(workspace, run_ids, notes, waits=waits, as_json=as_json)
 
@@ -424,7 +430,7 @@ def _resume_failed(
         else:
             tables.print_runs(_facts(workspace, run_ids)["runs"])
         return 0
-    with _reporting(workspace, as_json=as_json):
+    with reporting(workspace, as_json=as_json):
         resumed = resume_failed(workspace, run_ids, overrides)
     notes = output.few([*resumed.notes, *resumed.problems])
     code = _finish(workspace, resumed.run_ids, notes, waits=waits, as_json=as_json)

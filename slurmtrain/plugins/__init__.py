@@ -8,4 +8,5 @@ COMMANDS = {
     "report": ("slurmtrain.plugins.report", "Write a page about a run, a sweep or many runs."),
     "serve": ("slurmtrain.plugins.serve", "Show live pages of runs, in a browser."),
     "drill": ("slurmtrain.plugins.drill", "Inject faults into runs of a spec, and check that they recover."),
+    "scale": ("slurmtrain.plugins.scale", "Run a scaling study of a spec, and print its tables."),
 }

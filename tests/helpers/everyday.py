@@ -96,6 +96,7 @@ TESTS_OF = {
     "slurmtrain/ops/delete.py": ("local/test_deleted_runs.py", "cluster/test_slurm_lost_files.py"),
     "slurmtrain/ops/diagnose.py": ("cluster/test_slurm_doctor.py",),
     "slurmtrain/ops/why.py": ("cluster/test_slurm_why.py",),
+    "slurmtrain/plugins/scale/": ("local/test_scale.py", "cluster/test_slurm_scale.py"),
     "slurmtrain/plugins/drill/": ("local/test_drill.py", "cluster/test_slurm_drill.py"),
     "slurmtrain/plugins/": ("local/test_odd_names.py",),
     "slurmtrain/ops/query/": (),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,13 +150,20 @@ def compare_performance_of(
     return PerformanceAnswer(base, rows, [*notes, *unknown_figures(list(measured.values()))])
 
 
-def unknown_figures(runs: Sequence[Performance]) -> list[str]:
-    """Why some figures of these ``runs`` are not known, as sentences without a full stop."""
+def unknown_figures(runs: Sequence[Performance], *, without: Collection[str] = ()) -> list[str]:
+    """Why some figures of runs are not known, as sentences without a full stop.
+
+    Args:
+        runs: The runs.
+        without: The names of figures that do not matter.
+    """
     sentences = []
     for name, why in (REASONS | _REASONS_OF_SOME).items():
-        without = sum(getattr(run.measures, name) is None for run in runs)
-        if without and (name in REASONS or without < len(runs)):
-            sentences.append(f"no {name.replace('_', ' ')} for {without} of {len(runs)} runs: {why}")
+        if name in without:
+            continue
+        lacking = sum(getattr(run.measures, name) is None for run in runs)
+        if lacking and (name in REASONS or lacking < len(runs)):
+            sentences.append(f"no {name.replace('_', ' ')} for {lacking} of {len(runs)} runs: {why}")
     return sentences
 
 

@@ -51,7 +51,7 @@ def begin_facts(kind: str, id_: str, title: str) -> Facts:
     """What the facts of every page begin with.
 
     Args:
-        kind: ``run``, ``sweep``, ``compare`` or ``many``.
+        kind: ``run``, ``sweep``, ``compare``, ``many`` or ``scale``.
         id_: A name for a file.
         title: What the page is called.
     """

@@ -27,6 +27,7 @@ SCRIPTS: Mapping[str, Sequence[str]] = {
     "sweep": ("runs.js", "sweep.js"),
     "compare": ("runs.js", "sweep.js"),
     "many": ("runs.js", "many.js"),
+    "scale": ("scale.js",),
 }
 _LIBRARIES = {"d3.min.js": "d3.LICENSE", "plot.min.js": "plot.LICENSE"}
 # What would end or open an element, and two line ends that JavaScript once did not know.

@@ -56,6 +56,7 @@ CALLS = {
     "why": ("why", RUN_ID),
     "doctor spec": ("doctor", "gpus.yaml", "--executor", "local"),
     "drill": ("drill", "gpus.yaml", "--executor", "local"),
+    "scale": ("scale", "gpus.yaml", "--nodes", "1,2", "--executor", "local"),
     "metrics": ("metrics",),
     "nodes": ("nodes",),
     "nodes forgive": ("nodes", "forgive", "n1"),

@@ -1,0 +1,73 @@
+"use strict";
+/* The page of a scaling study: what follows from it, speed-ups with the law of each series, and its three tables. */
+Report.draws("scale", (facts) => {
+  const { element, section, table, chart, legend, format, known } = Report;
+  const { runs, scaling } = facts;
+  const names = [...new Set(runs.map((run) => run.series))];
+  const colour = (name) => Report.series(names.indexOf(name));
+  const of = (id) => runs.find((run) => run.id === id);
+  const hundredths = (value) => (known(value) ? value.toFixed(2) : "–");
+  const hour = facts.currency ? `${facts.currency} / 1000 steps` : `${facts.unit}-hours / 1000 steps`;
+
+  const columns = {
+    id: { name: "id", value: (run) => run.id, cell: (run) => Report.link(run.id) },
+    series: { name: "strategy", value: (run) => run.series },
+    hardware: { name: "hardware", value: (run) => run.hardware },
+    state: { name: "state", value: (run) => run.state, cell: (run) => element("span", { class: `state ${run.state}` }, run.state) },
+    nodes: { name: "nodes", value: (run) => run.nodes, number: true },
+    processes: { name: "processes", value: (run) => run.processes, number: true },
+    gpus: { name: "GPUs", value: (run) => run.gpus || null, number: true },
+    batch: { name: "batch", value: (run) => run.batch, number: true, title: "samples of all processes in a step" },
+    steps: { name: "steps/s", value: (run) => run.steps_per_second, number: true },
+    samples: { name: "samples/s", value: (run) => run.samples_per_second, number: true },
+    epoch: { name: "s/epoch", value: (run) => run.epoch_seconds, number: true },
+    memory: { name: "memory", value: (run) => run.memory_bytes, cell: (run) => format.bytes(run.memory_bytes), number: true, title: "of the GPU or process that needed most" },
+    utilization: { name: "utilization", value: (run) => run.utilization, cell: (run) => format.share(known(run.utilization) ? run.utilization / 100 : null), number: true },
+    speedup: { name: "speed-up", value: (run) => run.speedup, cell: (run) => hundredths(run.speedup), number: true },
+    efficiency: { name: "efficiency", value: (run) => run.efficiency, cell: (run) => hundredths(run.efficiency), number: true, title: "the speed-up divided by how many times as many workers" },
+    communication: { name: "communication", value: (run) => run.communication_share, cell: (run) => format.share(run.communication_share), number: true, title: "its share of a step" },
+    throughput: { name: "throughput", value: (run) => run.throughput, cell: (run) => hundredths(run.throughput), number: true, title: "times the smallest" },
+    total: { name: "total", value: (run) => run.total_seconds, cell: (run) => format.duration(run.total_seconds), number: true },
+    price: { name: hour, value: (run) => run.price_per_1000_steps, number: true },
+    value: { name: "cost efficiency", value: (run) => run.cost_efficiency, cell: (run) => hundredths(run.cost_efficiency), number: true },
+  };
+  const chosen = (words) => words.split(" ").map((word) => columns[word]);
+
+  /* What is known of no run has no column. */
+  function rowsTable(id, title, words, rows) {
+    if (!rows.length) return;
+    const shown = chosen(words).filter((column) => rows.some((row) => known(column.value(row))));
+    section(id, title, table({ key: `${id}-table`, columns: shown, rows }));
+  }
+
+  Report.head({ title: facts.title, state: null, why: facts.progress, of: facts.as_of });
+  if (facts.sentences.length) section("advice", "What follows", element("ul", {}, facts.sentences.map((each) => element("li", {}, each))));
+
+  const fitted = scaling.filter((each) => each.law);
+  if (fitted.length) {
+    const measured = runs.filter((run) => known(run.speedup) && fitted.some((each) => each.series === run.series));
+    const law = fitted.flatMap((each) => each.law.curve.map(([workers, speedup]) => ({ series: each.series, workers, speedup })));
+    const ends = [Math.min(...law.map((point) => point.workers)), Math.max(...law.map((point) => point.workers))];
+    const ideal = ends.map((workers) => ({ workers, speedup: workers / ends[0] }));
+    const point = { x: "workers", y: "speedup" };
+    section("speedup", "Speed-up",
+      legend([...fitted.map((each) => [each.series, colour(each.series)]), ["ideal", "var(--faint)"]]),
+      chart("speed-ups over sizes", () => ({
+        height: 340,
+        x: { label: fitted[0].unit === "GPU" ? "GPUs" : "processes", type: "log", base: 2, tickFormat: String },
+        y: { label: "speed-up", grid: true, zero: true },
+        marks: [
+          Plot.line(ideal, { ...point, stroke: "var(--faint)", strokeDasharray: "4 4" }),
+          Plot.line(law, { ...point, z: "series", stroke: (each) => colour(each.series) }),
+          Plot.dot(measured, { ...point, fill: (each) => colour(each.series), r: 4, tip: true,
+            channels: { run: "id", series: "series", efficiency: (run) => hundredths(run.efficiency) } }),
+        ],
+      })),
+      element("p", { class: "note" }, "Dots are measured; lines are the law that is fitted to them, up to twice the largest size."));
+  }
+  const alike = runs.filter((run) => run.hardware === "equal");
+  rowsTable("sizes", "Sizes", "id series state nodes processes gpus batch steps samples epoch memory speedup efficiency communication", alike);
+  rowsTable("strategies", "Strategies", "id series state nodes processes gpus memory epoch steps samples utilization", facts.strategies.map(of));
+  rowsTable("hardware", "Hardware", "id hardware state nodes processes gpus samples steps throughput total price value",
+    facts.hardware.map((each) => ({ ...of(each.id), ...each })));
+});

@@ -1,0 +1,84 @@
+"""A scaling study of real runs, whose command is killed, and one of whose runs is cancelled."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from typing import Any
+
+from helpers.site import ONE_PROCESS, Site, until
+
+# Twice the processes need 0.6 of the time. It begins when it may.
+SCRIPT = """import os, sys, time
+from pathlib import Path
+while not Path("begin").exists():
+    time.sleep(0.02)
+workers, batch = int(os.environ["WORLD_SIZE"]), int(sys.argv[1])
+for step in range(40):
+    time.sleep(0.004 + 0.016 * batch / 64 / workers)
+    print(f"step {step + 1}/40 loss=1.0", flush=True)
+"""
+SAME = ("steps_per_second", "rate_error", "gpus", "processes", "memory_bytes", "utilization", "total_seconds")
+
+
+def test_an_interrupted_study_goes_on_and_its_figures_are_those_of_its_runs(site: Site) -> None:
+    (site.path / "train.py").write_text(SCRIPT)
+    pattern = {"pattern": r"loss=(?P<loss>\S+)", "step": r"step (?P<step>\d+)/(?P<total>\d+)"}
+    spec = site.commanding(
+        f"python {site.path / 'train.py'} ${{params.batch_size}}",
+        params={"batch_size": 64},
+        code="none",
+        tracking={"mlflow": {"enabled": False}, "metrics": pattern},
+    )
+    words = ("scale", str(spec), "--procs", "1,2", "--executor", "local")
+    command = [sys.executable, "-m", "slurmtrain", *words, "--wait"]
+    with subprocess.Popen(command, cwd=site.path, env=site.environment(), stderr=subprocess.PIPE) as waiting:
+        until(lambda: len(runs(site)) == 2 and runs(site)[0]["state"] == "running", "a running study")
+        waiting.send_signal(signal.SIGKILL)
+    first, second = runs(site)
+    begun = site.call("scale", "plain-scale")
+    assert begun.stdout == ""
+    assert "study plain-scale is not complete (2 runs: 1 running, 1 pending)" in " ".join(begun.stderr.split())
+    site.call("cancel", second["id"])
+    (site.path / "begin").touch()
+    completed = site.call(*words, "--wait")
+    assert "was submitted before; 1 run was started again" in completed.stderr
+    assert [run["id"] for run in runs(site)] == [first["id"], second["id"]]
+    assert "2 processes: " in completed.stdout
+    assert all(run["tags"] == ["scale"] and run["state"] == "completed" for run in runs(site))
+
+    study = site.json("scale", first["sweep"])
+    alone = site.json("compare", first["sweep"], "--performance")["runs"]
+    assert study["complete"]
+    for run, same in zip(study["runs"], alone, strict=True):
+        assert run["id"] == same["id"]
+        assert [run[name] for name in SAME] == [same[name] for name in SAME]
+        assert (run["speedup"], run["efficiency"]) == (same["speedup"], same["of_ideal"])
+        assert run["batch"] == 64
+    [series] = study["scaling"]
+    assert (series["law"]["kind"], series["law"]["first"]) == ("strong", 1)
+    assert series["advice"].startswith("2 processes: ")
+    page = site.path / "study.html"
+    printed = site.call("scale", first["sweep"], "--markdown", "--html", str(page)).stdout
+    assert f"| {second['id']} | 1 | 2 | 64 |" in printed
+    assert "Scaling study" in page.read_text()
+
+    # The same again is the same study, unless a new one is begun for.
+    assert "was submitted: 2 runs" in site.call(*words, "--again").stderr
+    assert len(runs(site)) == 4
+
+
+def test_a_study_of_a_script_that_reports_no_steps_says_so(site: Site) -> None:
+    spec = site.commanding("python -c pass", resources=ONE_PROCESS, code="none")
+    failed = site.call("scale", str(spec), "--nodes", "1,2", "--executor", "local", "--wait", code=1)
+    assert failed.stdout == ""
+    assert (
+        "no run says how fast it was (2 runs: 2 completed); it needs two finished steps, reported by" in failed.stderr
+    )
+
+
+def runs(site: Site) -> list[dict[str, Any]]:
+    """All runs, the oldest first."""
+    listed = site.json("status", "--all", "--no-fold")["runs"]
+    return sorted(listed, key=lambda run: run["id"])

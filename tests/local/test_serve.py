@@ -191,7 +191,10 @@ def test_two_browsers_follow_a_run_without_losing_what_their_readers_do(site: Si
                 document.querySelector('#runs-table th[aria-sort]').innerText]
         """)
         shown = first.run(ROWS)
-        second.open(f"{server}sweep/{SWEEP}")
+        second.run("document.querySelector('#head a').click()")
+        second.wait_for("return location.href", lambda address: address == server)
+        second.open(f"{server}run/{SWEEP}")
+        second.wait_for("return location.pathname", lambda path: path == f"/sweep/{SWEEP}")
         second.wait_for(ROWS, lambda rows: len(rows) == 6)
         complaints = [*first.complaints(), *second.complaints()]
         addresses = [*first.requests(), *second.requests()]

@@ -36,7 +36,7 @@ MANY, RUN, SWEEP = "many", "run", "sweep"
 _KEEP_ALIVE_S = 15.0
 # Building the facts of a page takes at most this share of the time, and looking at runs this: a login node has others.
 _SHARE, _LOOKING_SHARE = 0.1, 0.2
-# But they are not put off for longer, in seconds: reading thousands of runs for the first time takes long once.
+# No rest from looking is longer, in seconds: reading thousands of runs takes long the first time only.
 _LONGEST_REST_S = 30.0
 # Facts of so many pages are kept.
 _KEPT = 32
@@ -258,7 +258,7 @@ class LivePages:
     def _revision(self, subject: PageSubject) -> str:
         """Names the state of a page's facts: of those that were built, unless it is time to build them again."""
         look, content = self._look, self._contents.get(subject)
-        if content is not None and time.monotonic() - content.at < min(content.seconds / _SHARE, _LONGEST_REST_S):
+        if content is not None and time.monotonic() - content.at < content.seconds / _SHARE:
             return content.revision
         chosen = look.runs
         if subject.kind == RUN:

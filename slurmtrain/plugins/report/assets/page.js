@@ -90,7 +90,9 @@ const Report = (() => {
 
   /* The head: title, state (null: none), a sentence (null: none), and when the facts were true. */
   function head({ title, state, why, of }) {
+    const { links, source } = place("facts").dataset;
     place("head").replaceChildren(
+      links && !source.endsWith("/many") ? element("a", { class: "up", href: "/" }, "← all runs") : "",
       element("h1", {}, title),
       state ? element("span", { class: `state ${state}` }, state) : "",
       element("span", { class: "of" }, "as of ", time(of)),

@@ -31,7 +31,6 @@ from slurmtrain.model.run.layout import attempt_of
 from slurmtrain.model.run.run import ENDED, Attempt, Run
 from slurmtrain.ops.diagnose import AttemptDiagnosis, diagnose, suspended
 from slurmtrain.ops.shared.relatives import WAITING, open_upstreams
-from slurmtrain.ops.shared.run_details import show_json
 from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.owned_files import user_name
@@ -104,6 +103,9 @@ def shown_json(workspace: Workspace, runs: ListedRuns, run_id: str) -> dict[str,
     Raises:
         RunNotFound: Its directory was deleted.
     """
+    # Imported here: the answer alone needs none of it.
+    from slurmtrain.ops.shared.run_details import show_json
+
     run = workspace.store.load(run_id)
     if run is None:
         raise _gone(run_id)

@@ -76,7 +76,12 @@ def test_a_run_as_a_page_has_the_figures_of_show_and_text_stays_text(site: Site,
     with browser(tmp_path) as page:
         drawn(page, path)
         inline = page.run("return JSON.parse(document.getElementById('facts').textContent)")
-        assert inline["run"] == {name: value for name, value in run.items() if name != "checkpoints"}
+        assert inline["run"].keys() == run.keys() - {"checkpoints"}
+        for name, value in inline["run"].items():
+            if name != "attempts":
+                assert value == run[name], name
+        for attempt, shown in zip(inline["run"]["attempts"], run["attempts"], strict=True):
+            assert all(value == shown[name] for name, value in attempt.items())
         assert page.run("return document.title") == inline["title"]
         # Figures as the reader sees them.
         assert page.run("return document.querySelector('[data-goodput]').dataset.goodput") == str(run["goodput"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -199,6 +199,36 @@ def elect(probed: Sequence[Network]) -> int | None:
     """
     proved = [index for index, network in enumerate(probed) if network.proved]
     return min(proved, key=lambda index: _merit(probed[index], probed), default=None)
+
+
+def why_elected(elected: str, networks: Sequence[Mapping[str, Any]]) -> str:
+    """What the elected network has and the others have not, as a phrase, by the rules of the election.
+
+    Args:
+        elected: Its name.
+        networks: All networks that were probed, as journaled.
+    """
+    own = next((each for each in networks if each.get("name") == elected), None)
+    others = [each for each in networks if each is not own and each.get("proved")]
+    if own is None or not others:
+        return "the only one that connects all nodes" if own is not None and len(networks) > 1 else ""
+    fastest = max(each.get("speed_mbps") or 0 for each in (own, *others))
+    rate = max(each.get("measured_mb_per_s") or 0.0 for each in (own, *others))
+
+    def equal(name: str, unknown: float) -> Callable[[Mapping[str, Any]], bool]:
+        return lambda each: (each.get(name) or unknown) >= (own.get(name) or unknown)
+
+    rules: Sequence[tuple[Callable[[Mapping[str, Any]], bool], str]] = (
+        (equal("pinned", False), "the spec names its interface"),
+        (equal("speed_mbps", fastest), "the fastest by its links"),
+        (lambda each: (each.get("measured_mb_per_s") or rate) * _EQUAL_RATE >= rate, "the fastest as measured"),
+        (equal("mtu", 0), "as fast as the next, with larger packets"),
+    )
+    for is_equal, phrase in rules:
+        others = [each for each in others if is_equal(each)]
+        if not others:
+            return phrase
+    return "as good as the next: their families and names decide"
 
 
 def better_unproved_networks(probed: Sequence[Network], elected: int) -> list[Network]:

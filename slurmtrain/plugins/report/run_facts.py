@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.cli import describe, formatting
@@ -13,6 +13,7 @@ from slurmtrain.history import read_history, read_rows
 from slurmtrain.model.metrics.chart import rollbacks, thinned
 from slurmtrain.model.metrics.curves import Curve, Points
 from slurmtrain.model.metrics.step_times import FinishedStep, distribution_of, step_times
+from slurmtrain.model.preflight.election import why_elected
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
@@ -26,15 +27,23 @@ from slurmtrain.plugins.report.facts import Facts, begin_facts
 from slurmtrain.system.owned_files import read_checked
 
 # A page has to stay small, and no screen shows more: rows of nodes, intervals of a timeline, points of all curves
-# together without what was rolled back, columns of points in other charts, curves, checkpoints, and the slowest steps.
+# together without what was rolled back, columns of points in other charts, curves, checkpoints, nodes in a table,
+# restarts and the like, and the slowest steps.
 _ROWS = 24
 _INTERVALS = 1500
 _POINTS = 24_000
 _COLUMNS = 400
 _METRICS = 100
 _CHECKPOINTS = 500
+_NODES = 500
+_MOMENTS = 200
 _SLOWEST = 8
 _BARS = 40
+# What a page has of an attempt. The rest is of each node, a megabyte for hundreds of them, and stands there in words.
+_OF_ATTEMPT = (
+    "number", "job_id", "restart", "state", "cause", "reason", "nodes", "partition", "submitted_at", "started_at",
+    "ended_at", "first_step", "last_step", "lost_steps", "seconds", "environment_changes",
+)  # fmt: skip
 # What says little beside the rest of a page: it has the same in other words.
 _IN_COLUMNS = ("reason", "nodes", "from", "steps", "time", "lost")
 
@@ -60,8 +69,7 @@ def run_facts(workspace: Workspace, observed: Observed, run_id: str) -> Facts:
     problems: list[str] = []
     return {
         **begin_facts("run", run_id, f"{shown['name']} ({run_id})"),
-        # The list of all checkpoints has those too.
-        "run": {name: value for name, value in shown.items() if name != "checkpoints"},
+        "run": _run_json(shown),
         "checkpoints": _checkpoint_facts(workspace, run),
         "timeline": _timeline_facts(run, lines),
         "curves": _curve_facts(run, directory, problems),
@@ -70,6 +78,12 @@ def run_facts(workspace: Workspace, observed: Observed, run_id: str) -> Facts:
         "spec": _spec_text(directory),
         "problems": problems,
     }
+
+
+def _run_json(shown: Mapping[str, Any]) -> Facts:
+    """RUN as ``show --json`` has it, without what other facts have too, and with less of its attempts."""
+    attempts = [{name: attempt[name] for name in _OF_ATTEMPT} for attempt in shown["attempts"]]
+    return {**{name: value for name, value in shown.items() if name != "checkpoints"}, "attempts": attempts}
 
 
 def _timeline_facts(run: Run, lines: Timelines) -> Facts:
@@ -195,32 +209,40 @@ def _words(shown: Mapping[str, Any]) -> Facts:
     newest = attempts[-1] if attempts else None
     return {
         "attempts": [list(_attempt_words(dict(attempt))) for attempt in attempts],
-        "stragglers": [
-            {"attempt": attempt["number"], "at": straggler.get("at"), "text": describe.describe_straggler(straggler)}
-            for attempt in attempts
-            for straggler in attempt["stragglers"]
-        ],
-        "restarts": [
-            {"attempt": attempt["number"], "at": restart["at"], "text": describe.describe_restart(restart)}
-            for attempt in attempts
-            for restart in attempt["restarts"]
-        ],
-        "hangs": [
-            {"attempt": attempt["number"], "at": hang["at"], "text": describe.describe_hang(hang)}
-            for attempt in attempts
-            for hang in attempt["hangs"]
-        ],
+        "stragglers": _moments(attempts, "stragglers", describe.describe_straggler),
+        "restarts": _moments(attempts, "restarts", describe.describe_restart),
+        "hangs": _moments(attempts, "hangs", describe.describe_hang),
         "findings": describe.finding_lines(attempts),
+        "elected": _elected(newest["network"] or {}) if newest else "",
         "networks": {
             "headers": describe.NETWORK_HEADERS,
             "rows": describe.network_rows(newest["network"]) if newest else [],
             "excluded": describe.excluded_addresses(newest["network"]) if newest else [],
         },
-        "nodes": {"headers": describe.NODE_HEADERS, "rows": describe.node_rows(newest) if newest else []},
+        "nodes": {"headers": describe.NODE_HEADERS, "rows": describe.node_rows(newest)[:_NODES] if newest else []},
         "clocks": describe.describe_clocks(newest["clock"]) if newest else "",
         "git": describe.describe_git_state(shown["git"] or {}),
         "params": formatting.params(shown["params"]),
     }
+
+
+def _elected(network: Mapping[str, Any]) -> str:
+    """The network that ranks use, and why."""
+    name = network.get("elected") or ""
+    why = why_elected(name, network.get("networks", ()))
+    return f"{name}: {why}" if why else name
+
+
+def _moments(
+    attempts: Sequence[Mapping[str, Any]], name: str, phrase: Callable[[Mapping[str, Any]], str]
+) -> list[Facts]:
+    """When something happened in attempts, in words; the newest, if it happened very often."""
+    moments = [
+        {"attempt": attempt["number"], "at": moment.get("at"), "text": phrase(moment)}
+        for attempt in attempts
+        for moment in attempt[name]
+    ]
+    return moments[-_MOMENTS:]
 
 
 def _attempt_words(attempt: dict[str, Any]) -> Iterator[list[str]]:

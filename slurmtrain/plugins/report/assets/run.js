@@ -363,9 +363,8 @@ Report.draws("run", (facts) => {
   function nodeSection() {
     const { networks, nodes, clocks, findings } = words;
     if (!networks.rows.length && !nodes.rows.length) return;
-    const newest = run.attempts.at(-1);
     section("nodes", "Network and nodes", Report.facts([
-      ["elected network", newest?.network?.elected], ["clocks", clocks],
+      ["elected network", words.elected], ["clocks", clocks],
       ["not candidates", networks.excluded.map((line) => element("div", {}, line))], ["findings", findings.map((line) => element("div", {}, line))],
     ]), plainTable("networks", "Networks of the newest attempt, the elected one first", networks), plainTable("nodes-table", "Nodes of the newest attempt", nodes));
   }

@@ -26,6 +26,7 @@ from slurmtrain.model.preflight.election import (
     networks_to_rate,
     nodes_without_interface,
     probe_targets,
+    why_elected,
 )
 
 # --- who tries whom ---------------------------------------------------------------------------------------------
@@ -157,6 +158,33 @@ def test_rates_are_measured_if_speeds_do_not_decide() -> None:
         ([four, six, other], [0, 2]),
     ):
         assert networks_to_rate(networks) == to_rate
+
+
+JOURNALED: dict[str, Any] = {
+    "name": "fast",
+    "proved": True,
+    "speed_mbps": 10_000,
+    "measured_mb_per_s": 100.0,
+    "mtu": 9000,
+}
+
+
+@pytest.mark.parametrize(
+    ("other", "why"),
+    [
+        ({"speed_mbps": 1000}, "the fastest by its links"),
+        ({"measured_mb_per_s": 20.0}, "the fastest as measured"),
+        ({"measured_mb_per_s": 80.0, "mtu": 1500}, "as fast as the next, with larger packets"),
+        ({}, "as good as the next: their families and names decide"),
+        ({"proved": False, "speed_mbps": 100_000}, "the only one that connects all nodes"),
+        ({"speed_mbps": None, "measured_mb_per_s": None, "mtu": 1500}, "as fast as the next, with larger packets"),
+    ],
+)
+def test_why_a_network_was_elected_is_the_first_rule_by_which_it_is_better(other: dict[str, Any], why: str) -> None:
+    networks = [{**JOURNALED, "name": "other", **other}, JOURNALED]
+    assert why_elected("fast", networks) == why
+    assert why_elected("fast", [networks[0], {**JOURNALED, "pinned": True}]) in (why, "the spec names its interface")
+    assert why_elected("fast", [JOURNALED]) == why_elected("none", networks) == ""
 
 
 def test_a_better_network_that_was_not_proved_is_found() -> None:

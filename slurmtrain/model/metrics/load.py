@@ -52,7 +52,7 @@ def read_sample(record: Mapping[str, Any]) -> LoadSample | None:
 def joules(samples: Iterable[LoadSample]) -> float | None:
     """The energy that the GPUs of one node took, in joules; None if no sample says so.
 
-    Each start of the ranks counts from 0: a smaller figure than the one before begins a new count.
+    A smaller figure than the one before begins a new count.
 
     Args:
         samples: All of the node's, in order.

@@ -428,6 +428,8 @@ def _repeated_steps(attempt: Attempt, rounds: Sequence[_Round], resumed_at: int 
 
 ATTEMPTS, QUEUED, QUEUE_S, LOST_STEPS = "attempts", "queued", "queue_s", "lost_steps"
 NODE_S, GPU_S = "node_s", "gpu_s"
+# No event says it: whoever counts adds it from the files of nodes.
+GPU_J = "gpu_j"
 INTERRUPTED = "interrupted:"
 """Begins the name of a count of interruptions, whose end is the cause."""
 UNPRODUCTIVE = ("start", "preflight", "restore", "stall", "stop", "lost")

@@ -36,6 +36,18 @@ def read_load(path: Path) -> Iterator[LoadSample]:
                     yield sample
 
 
+def newest_load_files(directory: RunDir, job_id: str | None) -> list[Path]:
+    """The :func:`load_files` of the newest start of a job of a run in this ``directory``; none without a ``job_id``."""
+    folders = [] if job_id is None else directory.attempts.glob(f"{glob.escape(job_id)}.*")
+    starts = [start for folder in folders if (start := split_attempt(folder.name)) is not None]
+    return load_files(directory.attempt(*max(starts, key=lambda start: start[1]))) if starts else []
+
+
+def newest_sample(path: Path) -> LoadSample | None:
+    """The last sample in the file at this ``path``; None if there is none."""
+    return next(reversed(_tail(path)), None)
+
+
 def idle_of(directory: RunDir, job_id: str | None, resources: Mapping[str, Any]) -> Idle | None:
     """Since when a run that is said to run has been idle; None if it is not, or if that is unknown.
 
@@ -44,12 +56,7 @@ def idle_of(directory: RunDir, job_id: str | None, resources: Mapping[str, Any])
         job_id: The job of its newest attempt; None: it has none.
         resources: What the run has asked for.
     """
-    if job_id is None:
-        return None
-    starts = [split_attempt(path.name) or ("", -1) for path in directory.attempts.glob(f"{glob.escape(job_id)}.*")]
-    if not starts:
-        return None
-    paths = load_files(directory.attempt(*max(starts, key=lambda start: start[1])))
+    paths = newest_load_files(directory, job_id)
     now, wants_gpus = time.time(), mean_gpus(resources) > 0
     # Most runs are busy on their first node, which a look at its end shows.
     if not paths or find_idle({paths[0].name: _tail(paths[0])}, now, wants_gpus=wants_gpus) is None:

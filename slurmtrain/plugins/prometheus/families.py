@@ -24,6 +24,7 @@ from typing import Any
 from slurmtrain.errors import PathError
 from slurmtrain.model.run.accounting import (
     ATTEMPTS,
+    GPU_J,
     GPU_S,
     INTERRUPTED,
     LOST_STEPS,
@@ -41,10 +42,10 @@ from slurmtrain.model.run.accounting import (
 from slurmtrain.model.run.events.command_events import RunCreated, Submitting
 from slurmtrain.model.run.run import CAUSES, RUN_STATES, Checkpoint
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.views import SCHEMA
+from slurmtrain.ops.shared.views import SCHEMA, RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
+from slurmtrain.plugins.prometheus.gpu_load import energy_of_run, gpus_now
 from slurmtrain.registry.queries import IndexRow
-from slurmtrain.registry.rows import Listed
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.locks import locked
 from slurmtrain.system.owned_files import open_checked, read_checked
@@ -182,7 +183,10 @@ class Counters:
                 resources = next((event.payload.resources for event in created.get(run_id, ())), {})
                 place = place_of(run, run.newest, submissions)
                 scanned = index[run_id].scanned if index[run_id].settled else None
-                if self._set(run_id, place, tally(run, submissions, resources), scanned):
+                sums = tally(run, submissions, resources)
+                for where, joules in energy_of_run(workspace, run, submissions).items():
+                    sums.setdefault(where, {})[GPU_J] = joules
+                if self._set(run_id, place, sums, scanned):
                     self._unkept[run_id] = None
 
     def _keep(self, workspace: Workspace) -> None:
@@ -272,6 +276,8 @@ class Families:
             self["attempts_total"].add(sums.get(ATTEMPTS, 0.0), **at)
             self["lost_steps_total"].add(sums.get(LOST_STEPS, 0.0), **at)
             self["queue_seconds"].add(sums.get(QUEUED, 0.0), sums.get(QUEUE_S, 0.0), **at)
+            if GPU_J in sums:
+                self["gpu_energy_joules_total"].add(sums[GPU_J], **at)
             for resource, name in (("node", NODE_S), ("gpu", GPU_S)):
                 self[f"{resource}_seconds_total"].add(sums.get(name, 0.0), **at)
                 for kind in UNPRODUCTIVE:
@@ -282,13 +288,14 @@ class Families:
             for cause in dict.fromkeys([*(each for each in CAUSES if each not in PLANNED), *counts]):
                 self["interruptions_total"].add(counts.get(cause, 0.0), cause=cause, **at)
 
-    def add_run(self, listed: Listed, place: Placement) -> None:
-        """Add the series of one run that has not ended, ``listed`` by the registry, whose newest attempt is at a place.
+    def add_run(self, record: RunRecord, place: Placement) -> None:
+        """Add the series of one run that has not ended.
 
         Args:
-            listed: The run.
+            record: The run.
             place: Where its newest attempt is.
         """
+        listed = record.listed
         at = {"run": listed.id, "name": listed.name}
         self["run_info"].add(1.0, **at, state=listed.state, sweep=listed.sweep or "", **place._asdict())
         row: Mapping[str, Any] = listed.row
@@ -303,6 +310,8 @@ class Families:
             "run_started_timestamp_seconds": row["started_at"],
             "run_checkpoint_timestamp_seconds": checkpoint.saved_at if checkpoint else None,
             "run_checkpoint_steps": checkpoint.step if checkpoint else None,
+            "run_idle_timestamp_seconds": record.idleness.since if record.idleness else None,
+            **(gpus_now(record) if listed.state == "running" else {}),
         }
         for name, value in values.items():
             if value is not None:
@@ -336,6 +345,7 @@ def _declared_families() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
         f"The part of gpu_seconds that trained nothing that was kept, {_KINDS}",
         (*_PLACE, "kind"),
     )
+    yield "gpu_energy_joules_total", COUNTER, "Energy that GPUs have taken while they had ranks", _PLACE
     yield "tracker_unsent_runs", GAUGE, "Runs with facts that a tracker lacks", ()
     yield "tracker_failing_runs", GAUGE, "Runs that a tracker refused the last time", ("tracker",)
     yield "tracker_sent_timestamp_seconds", GAUGE, "When something was last sent to a tracker", ()
@@ -352,6 +362,10 @@ def _declared_families() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     yield "run_started_timestamp_seconds", GAUGE, "When it first started on nodes", _RUN
     yield "run_checkpoint_timestamp_seconds", GAUGE, "When its newest checkpoint was saved", _RUN
     yield "run_checkpoint_steps", GAUGE, "The step of that checkpoint", _RUN
+    yield "run_idle_timestamp_seconds", GAUGE, "Since when it has been idle; absent if it is not", _RUN
+    yield "run_gpu_utilization_ratio", GAUGE, "How busy its GPUs were when nodes last looked, on average", _RUN
+    yield "run_gpu_memory_bytes", GAUGE, "Memory in use on all of its GPUs together", _RUN
+    yield "run_gpu_power_watts", GAUGE, "Power of all of its GPUs together", _RUN
 
 
 LABELS = frozenset(label for _, _, _, labels in _declared_families() for label in labels)
@@ -422,7 +436,7 @@ def collect(workspace: Workspace, counters: Counters, *, per_run: bool) -> Colle
     # Runs that have ended have no series of their own: there would be more with each run.
     if per_run:
         for listed in observed.runs.fetch([run_id for run_id, row in index.items() if not row.ended]).values():
-            families.add_run(listed, counters.place_of(listed.id))
+            families.add_run(RunRecord(workspace, listed), counters.place_of(listed.id))
     families["collection_timestamp_seconds"].add(time.time())
     families["collection_duration_seconds"].add(time.monotonic() - began)
     return Collection(tuple(families), (*observed.warnings(), *filter(None, [problem])))

@@ -10,10 +10,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from slurmtrain.model.metrics.load import ENERGY, read_sample
 from slurmtrain.runtime.preflight.facts.gpus import open_gpus
 from slurmtrain.system.process import ResourceUse, descend, read_table, use_of
 
 _MEGABYTE = 1e6
+# More than a line of sixteen GPUs.
+_TAIL_BYTES = 8192
 _CGROUPS = Path("/sys/fs/cgroup")
 # The part of Slurm's cgroups (version 2) that has one task: runs that share a job are tasks of their own.
 _OF_TASK = re.compile(r"0::(/\S+/job_\d+/step_\w+/user/task_\w+)$", re.MULTILINE)
@@ -28,12 +31,13 @@ class Gauges:
     of the run's own processes on it.
     """
 
-    def __init__(self, environ: Mapping[str, str], nvml: Any | None) -> None:
+    def __init__(self, environ: Mapping[str, str], nvml: Any | None, notes: Path | None = None) -> None:
         """Begin to measure.
 
         Args:
             environ: The environment of the ranks, which says what GPUs they can see.
             nvml: The module of nvidia-ml-py, or None.
+            notes: What was noted of this node in the same attempt: energy is counted on from there.
         """
         # Imported here: agents of runs that measure nothing do without it.
         import psutil
@@ -49,7 +53,8 @@ class Gauges:
                     self._gpus = open_gpus(nvml, environ.get("CUDA_VISIBLE_DEVICES"))
                 if not self._gpus:
                     nvml.nvmlShutdown()
-        self._energy = [EnergyMeter(nvml, handle) for handle in self._gpus]
+        before = counted_energy(notes) if notes is not None and self._gpus else {}
+        self._energy = [EnergyMeter(nvml, handle, before.get(index, 0.0)) for index, handle in enumerate(self._gpus)]
         self._own = OwnUse(os.getpid())
         # The first call only starts the measurement.
         psutil.cpu_percent()
@@ -57,7 +62,7 @@ class Gauges:
     def read(self) -> dict[str, float]:
         """The figures now, by name: percentages, megabytes (10^6 bytes), watts, joules and CPU cores.
 
-        CPU use is since the last call, energy since the measurement began.
+        CPU use is since the last call, energy since the attempt began.
         """
         memory = self._psutil.virtual_memory()
         figures = {
@@ -92,11 +97,11 @@ class Gauges:
 class EnergyMeter:
     """The energy that a GPU has taken since this began: by its own counter, or else summed from its power."""
 
-    def __init__(self, nvml: Any, handle: Any) -> None:
-        """Begin to measure the GPU with this ``handle`` of ``nvml``."""
+    def __init__(self, nvml: Any, handle: Any, before: float = 0.0) -> None:
+        """Begin to measure the GPU with this ``handle`` of ``nvml``; ``before``: what counts already, in joules."""
         self._nvml = nvml
         self._handle = handle
-        self._joules = 0.0
+        self._joules = before
         self._counted = self._count()
         self._last: tuple[float, float] | None = None
 
@@ -122,6 +127,14 @@ class EnergyMeter:
         with suppress(self._nvml.NVMLError, AttributeError):
             return float(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1000
         return None
+
+
+def counted_energy(notes: Path) -> dict[int, float]:
+    """The joules of each GPU by the last line of a node's ``notes``: the ranks have been started before."""
+    from slurmtrain.system.journal_files import last_records
+
+    samples = (read_sample(record) for record in reversed(last_records(notes, _TAIL_BYTES)))
+    return next((sample.of_gpus(ENERGY) for sample in samples if sample is not None), {})
 
 
 class OwnUse:

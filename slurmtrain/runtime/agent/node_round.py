@@ -198,7 +198,7 @@ class Round:
             from slurmtrain.runtime.agent.monitor import Sampler
 
             path = config.attempt.system_metrics(config.number)
-            sampler = Sampler(path, lambda: Gauges(environment_of_agent(), load_nvml()), self._monitor.last_step)
+            sampler = Sampler(path, lambda: Gauges(environment_of_agent(), load_nvml(), path), self._monitor.last_step)
         try:
             with sampler:
                 workers.run()

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import shutil
+import time
 from pathlib import Path
 
 import pytest
@@ -117,6 +119,45 @@ def test_only_runs_that_have_not_ended_have_series_of_their_own(workspace: Works
     )
     assert saved > begun > 1000
     assert "slurmtrain_run_" not in export(workspace, per_run=False)
+
+
+def note_gpus(workspace: Workspace, run_id: str, restart: int, joules: float, used: float = 90.0) -> None:
+    """What the two nodes of an attempt have noted, each with one GPU."""
+    for node in range(2):
+        path = workspace.root.run(run_id).attempt("7", restart).system_metrics(node)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = []
+        for number in range(6):
+            share = (number + 1) / 6
+            figures = {"gpu_0_energy_joules": joules * share, "gpu_0_utilization_percentage": used}
+            figures |= {"gpu_0_power_usage_watts": 300.0, "gpu_0_memory_usage_megabytes": 1000.0}
+            lines.append(json.dumps({"t": time.time() - 3600 + 600 * (number + 1), "metrics": figures}) + "\n")
+        path.write_text("".join(lines))
+
+
+def test_gpus_have_energy_that_never_falls_and_running_ones_their_use(workspace: Workspace) -> None:
+    resources = {"nodes": 2, "gpus_per_node": 1}
+    sim = SimulatedRun(workspace.root.run(RUN_ID), spec={"name": "cnn", "resources": resources})
+    sim.created(resources=resources).submitted().started(nodes=2).stopped().later(60).started(1, nodes=2)
+    note_gpus(workspace, RUN_ID, 0, 5000.0)
+    note_gpus(workspace, RUN_ID, 1, 2000.0)
+    samples = parse(export(workspace))
+    run = {"run": RUN_ID, "name": "cnn"}
+    assert value(samples, "slurmtrain_gpu_energy_joules_total") == 14_000
+    assert value(samples, "slurmtrain_run_gpu_utilization_ratio", **run) == 0.9
+    assert value(samples, "slurmtrain_run_gpu_memory_bytes", **run) == 2e9
+    assert value(samples, "slurmtrain_run_gpu_power_watts", **run) == 600
+    assert not [name for name, _ in samples if "idle" in name]
+    note_gpus(workspace, RUN_ID, 1, 3000.0, used=0.0)
+    samples = parse(export(workspace))
+    assert value(samples, "slurmtrain_gpu_energy_joules_total") == 16_000
+    assert value(samples, "slurmtrain_run_gpu_utilization_ratio", **run) == 0
+    assert abs(value(samples, "slurmtrain_run_idle_timestamp_seconds", **run) - (time.time() - 3000)) < 60
+    sim.ended("completed", restart=1).ended("completed", node=1, restart=1)
+    shutil.rmtree(workspace.root.run(RUN_ID).attempt("7", 0).logs)
+    samples = parse(export(workspace))
+    assert value(samples, "slurmtrain_gpu_energy_joules_total") == 16_000
+    assert not [name for name, _ in samples if name.startswith("slurmtrain_run_")]
 
 
 def test_trackers_that_lag_or_fail_are_counted(workspace: Workspace) -> None:

@@ -90,6 +90,16 @@ def test_gpus_that_ranks_see_have_the_figures_that_nvml_gives() -> None:
     assert nvml.sessions == 0
 
 
+def test_energy_is_counted_on_when_ranks_are_started_again_in_the_same_attempt(tmp_path: Path) -> None:
+    nvml, notes = make_nvml(), tmp_path / "system-0.jsonl"
+    notes.write_text('{"t": 1, "metrics": {"gpu_0_energy_joules": 70.5, "gpu_1_energy_joules": 3.0}}\n{"t": 2, "me')
+    gauges = Gauges({"CUDA_VISIBLE_DEVICES": "0,1"}, nvml, notes)
+    figures = gauges.read()
+    assert (figures["gpu_0_energy_joules"], figures["gpu_1_energy_joules"]) == (70.5, 3.0)
+    gauges.close()
+    assert Gauges({}, nvml, tmp_path / "none").read()["gpu_0_energy_joules"] == 0
+
+
 def test_nvml_that_does_not_answer_costs_the_figures_of_gpus_alone() -> None:
     nvml = make_nvml()
 

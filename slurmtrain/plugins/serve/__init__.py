@@ -50,6 +50,8 @@ def serve_command(workspace: Workspace, port: int | None, interval: float, opens
                 output.verbatim(address)
             if line:
                 output.echo(f"to open this address on your own machine, run there: {line}", err=True)
+            if port is None and bound != _PORT:
+                output.echo(f"port {_PORT} is not available; using {bound} instead", err=True)
             output.echo("Ctrl-C ends it", err=True)
             if opens and has_browser(os.environ):
                 import webbrowser

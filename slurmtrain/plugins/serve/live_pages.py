@@ -19,6 +19,7 @@ from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from urllib.parse import quote
 
 from slurmtrain.errors import RunNotFound
 from slurmtrain.ops.shared.find import choose_all
@@ -53,8 +54,8 @@ class PageSubject:
 
     @property
     def path(self) -> str:
-        """The end of its addresses."""
-        return f"{self.kind}/{self.id}" if self.id else self.kind
+        """The end of its addresses. The id of a sweep is whatever a journal says."""
+        return f"{self.kind}/{quote(self.id, safe='')}" if self.id else self.kind
 
 
 @dataclass(frozen=True, slots=True)

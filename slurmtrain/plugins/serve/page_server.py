@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator
 from http import HTTPStatus
 from types import TracebackType
 from typing import TYPE_CHECKING
-from urllib.parse import quote, urlencode, urlsplit
+from urllib.parse import quote, unquote, urlencode, urlsplit
 
 import uvicorn
 from starlette.applications import Starlette
@@ -159,7 +159,7 @@ class Addresses:
         name = request.path_params.get("name")
         subject = PageSubject(MANY) if name is None else await self._pages.find(name)
         address = "/" if subject.kind == MANY else f"/{subject.path}"
-        if request.url.path != address:
+        if request.scope["path"] != unquote(address):
             return RedirectResponse(address, HTTPStatus.SEE_OTHER)
         if subject not in self._frames:
             facts = {"kind": subject.kind, "title": f"{subject.kind} {subject.id}" if subject.id else "runs"}

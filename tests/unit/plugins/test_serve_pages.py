@@ -15,6 +15,7 @@ from email.message import Message
 from http.client import HTTPConnection
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import pytest
 from helpers.fakeslurm import SlurmCommands, squeue_line
@@ -213,6 +214,21 @@ def test_pages_are_told_what_changes_and_nothing_else(root: Workspace) -> None:
     # Nothing came for the run that stayed as it was.
     assert deleted["revision"] != ended["revision"]
     assert gone.status == 404
+
+
+def test_whatever_a_sweep_is_called_it_has_a_page(root: Workspace) -> None:
+    name = "<b>100 % of it#&\"'é"
+    for number in (31, 32):
+        write_run(root, number, sweep=name)
+    with serving(root) as (client, _):
+        page = client.ask(f"/run/{quote(name, safe='')}")
+        target = client.ask(page.headers["Location"])
+        facts = client.json(f"/facts/sweep/{quote(name, safe='')}")
+        with client.events(f"/events/sweep/{quote(name, safe='')}") as events:
+            assert next(events)["revision"] == facts["revision"]
+    assert (page.status, target.status) == (303, 200)
+    assert name.encode() not in target.body
+    assert len(facts["runs"]) == 2
 
 
 def test_a_page_follows_the_runs_that_its_run_comes_from_or_waits_for(root: Workspace) -> None:

@@ -52,6 +52,7 @@ FURTHER = (
     "local/test_experiments_gpt.py::test_there_is_a_test_for_every_spec_of_the_gpt",
     "local/test_experiments_gpt.py::test_zero3_is_stopped_and_goes_on_as_zero1_on_half_the_processes",
     "local/test_faults.py::test_a_submission_killed_at_any_moment_is_finished_by_the_next_sync_and_never_doubled",
+    "local/test_scale.py::test_an_interrupted_study_goes_on_and_its_figures_are_those_of_its_runs",
     "local/test_runs.py::test_secrets_reach_the_script_and_no_file",
     "local/test_report.py::test_a_run_as_a_page_has_the_figures_of_show_and_text_stays_text",
     "local/test_report_of_many.py::test_a_sweep_can_be_sorted_filtered_and_marked",

@@ -12,6 +12,7 @@ from helpers.site import ONE_PROCESS, Site, until
 # Twice the processes need 0.6 of the time. It begins when it may.
 SCRIPT = """import os, sys, time
 from pathlib import Path
+Path("started").touch()
 while not Path("begin").exists():
     time.sleep(0.02)
 workers, batch = int(os.environ["WORLD_SIZE"]), int(sys.argv[1])
@@ -34,7 +35,7 @@ def test_an_interrupted_study_goes_on_and_its_figures_are_those_of_its_runs(site
     words = ("scale", str(spec), "--procs", "1,2", "--executor", "local")
     command = [sys.executable, "-m", "slurmtrain", *words, "--wait"]
     with subprocess.Popen(command, cwd=site.path, env=site.environment(), stderr=subprocess.PIPE) as waiting:
-        until(lambda: len(runs(site)) == 2 and runs(site)[0]["state"] == "running", "a running study")
+        until((site.path / "started").exists, "a running study")
         waiting.send_signal(signal.SIGKILL)
     first, second = runs(site)
     begun = site.call("scale", "plain-scale")
@@ -43,10 +44,11 @@ def test_an_interrupted_study_goes_on_and_its_figures_are_those_of_its_runs(site
     site.call("cancel", second["id"])
     (site.path / "begin").touch()
     completed = site.call(*words, "--wait")
-    assert "was submitted before; 1 run was started again" in completed.stderr
-    assert [run["id"] for run in runs(site)] == [first["id"], second["id"]]
+    assert " ago; 1 run was started again; --again submits a new one" in completed.stderr
     assert "2 processes: " in completed.stdout
-    assert all(run["tags"] == ["scale"] and run["state"] == "completed" for run in runs(site))
+    ended = runs(site)
+    assert [run["id"] for run in ended] == [first["id"], second["id"]]
+    assert all(run["tags"] == ["scale"] and run["state"] == "completed" for run in ended)
 
     study = site.json("scale", first["sweep"])
     alone = site.json("compare", first["sweep"], "--performance")["runs"]
@@ -64,18 +66,20 @@ def test_an_interrupted_study_goes_on_and_its_figures_are_those_of_its_runs(site
     assert f"| {second['id']} | 1 | 2 | 64 |" in printed
     assert "Scaling study" in page.read_text()
 
-    # The same again is the same study, unless a new one is begun for.
-    assert "was submitted: 2 runs" in site.call(*words, "--again").stderr
-    assert len(runs(site)) == 4
 
-
-def test_a_study_of_a_script_that_reports_no_steps_says_so(site: Site) -> None:
+def test_a_study_of_a_script_that_reports_no_steps_says_so_and_is_not_submitted_twice(site: Site) -> None:
     spec = site.commanding("python -c pass", resources=ONE_PROCESS, code="none")
-    failed = site.call("scale", str(spec), "--nodes", "1,2", "--executor", "local", "--wait", code=1)
+    words = ("scale", str(spec), "--nodes", "1,2", "--executor", "local")
+    failed = site.call(*words, "--wait", code=1)
     assert failed.stdout == ""
     assert (
         "no run says how fast it was (2 runs: 2 completed); it needs two finished steps, reported by" in failed.stderr
     )
+    # The same again is the same study, unless a new one is asked for.
+    site.call(*words, code=1)
+    assert len(runs(site)) == 2
+    assert "was submitted: 2 runs" in site.call(*words, "--again").stderr
+    assert len(runs(site)) == 4
 
 
 def runs(site: Site) -> list[dict[str, Any]]:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from slurmtrain.cli import options, output, tables
+from slurmtrain.cli import formatting, options, output, tables
 from slurmtrain.cli.log_commands import draw_charts
 from slurmtrain.cli.start_commands import SpecCommand, is_affordable, reporting
+from slurmtrain.model.query.fields import iso
+from slurmtrain.model.run.layout import created_ms
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
@@ -134,7 +136,8 @@ def _begin(workspace: Workspace, study: StudySpec, *, yes: bool, as_json: bool) 
     if study.runs:
         count = len(begun.resumed)
         again = f"; {count} {'run was' if count == 1 else 'runs were'} started again" if count else ""
-        output.note(f"study {begun.name} was submitted before{again}; --again submits a new one")
+        age = formatting.age(iso(created_ms(study.runs[0]) / 1000))
+        output.note(f"study {begun.name} was submitted {age} ago{again}; --again submits a new one")
     else:
         output.note(f"study {begun.name} was submitted: {len(begun.runs)} runs")
     return begun

@@ -55,7 +55,8 @@ class TableText:
         self._tables = tables
         # Without prices, money is GPU-hours.
         per = tables.currency or ("GPU-hours" if tables.unit == "GPU" else "process-hours")
-        self._price_title = f"{per}/1000".upper() if tables.currency is None else f"{per}/1000"
+        title = f"{per}/1000".upper() if tables.currency is None else f"{per}/1000"
+        self._price = Column(title, lambda run: _figures(run["price_per_1000_steps"]), rank=2)
 
     def parts(self) -> Iterator[tuple[str, Sequence[Column], Records]]:
         """The tables in order, none for which there is nothing to compare."""
@@ -85,6 +86,7 @@ class TableText:
             Column("SPEED-UP", lambda run: _hundredths(run["speedup"])),
             Column("EFFICIENCY", lambda run: _hundredths(run["efficiency"])),
             Column("COMM", lambda run: _share(run["communication_share"]), rank=1),
+            *([] if self._tables.currency is None else [self._price]),
         ]
 
     def _of_strategies(self) -> list[Column]:
@@ -102,7 +104,7 @@ class TableText:
             _STEPS,
             Column("THROUGHPUT", lambda run: _hundredths(run["throughput"])),
             Column("TOTAL", _days, rank=2),
-            Column(self._price_title, lambda run: _figures(run["price_per_1000_steps"]), rank=2),
+            self._price,
             Column("COST EFFICIENCY", lambda run: _hundredths(run["cost_efficiency"]), short="COST EFF."),
         ]
 

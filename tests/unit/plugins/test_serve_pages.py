@@ -180,7 +180,9 @@ def test_pages_have_the_figures_of_show_and_are_sent_once(root: Workspace) -> No
     observed = observe(Workspace(root.config), [ENDED], thorough=True)
     run, shown = json.loads(facts.body)["run"], shown_json(Workspace(root.config), observed.runs, ENDED)
     assert run.keys() >= {"id", "state", "step", "metrics", "attempts", "seconds"}
+    attempts, of_show = run.pop("attempts"), shown.pop("attempts")
     assert run.items() <= shown.items()
+    assert all(each.items() <= whole.items() for each, whole in zip(attempts, of_show, strict=True))
     assert f'data-source="/facts/run/{ENDED}"'.encode() in page.body
     assert page.headers["Content-Encoding"] == "gzip"
     assert [(each.status, each.body) for each in (again, page_again)] == [(304, b"")] * 2

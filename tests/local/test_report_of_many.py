@@ -43,7 +43,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
     write_swept(workspace, 200)
     for number in (7001, 7002):
         run = write_run(
-            workspace, number, "gpt", params={"text": HOSTILE, "layers": number}, state="running",
+            workspace, number, "gpt", params={"text": HOSTILE, "layers": number, "state": "x"}, state="running",
             metrics={"loss": 0.5, HOSTILE: number}, days_ago=number - 6999,
         )  # fmt: skip
         run.command("note", text=HOSTILE).crashed(error=HOSTILE)
@@ -134,6 +134,9 @@ def test_runs_are_compared_on_a_page_in_light_and_dark(site: Site, page: Browser
     show(site, page, "compare", "0000000003", "0000000014", "0000000043", "0000007001")
     text = page.run("return document.body.innerText")
     assert HOSTILE in text
+    heads = page.run("return [...document.querySelectorAll('#runs-table thead th')].map(head => head.innerText)")
+    assert {"params.state", "state"} <= set(heads)
+    assert len(heads) == len(set(heads))
     assert page.run("return document.querySelectorAll('#comparison-table thead th').length") == 5
     colour = "return getComputedStyle(document.body).backgroundColor"
     light = page.run(colour)

@@ -53,7 +53,8 @@ def compare_facts(workspace: Workspace, observed: Observed, answer: Answer, perf
     over = [name for name in comparison["differs"] if name in answer.comparison.over and name.startswith("params.")]
     compared = [name for name in ranked_metrics(records, judged) if name in comparison["metrics"]]
     others = [name for name in ranked_metrics(records, judged) if name not in compared]
-    curves, notes = curve_facts(workspace, [loaded[run_id] for run_id in ids], [*compared, *others], over)
+    present = [loaded[run_id] for run_id in ids if run_id in loaded]
+    curves, notes = curve_facts(workspace, present, [*compared, *others], over)
     names = list(dict.fromkeys(run["name"] for run in comparison["runs"]))
     return {
         **begin_facts("compare", "compare", f"{len(ids)} runs: {', '.join(names[:3])}{', …' * (len(names) > 3)}"),

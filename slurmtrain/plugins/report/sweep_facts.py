@@ -57,7 +57,7 @@ def sweep_facts(workspace: Workspace, observed: Observed, sweep: str) -> Facts:
     loaded = workspace.store.load_all(ids)
     ordered = [str(run["id"]) for run in ranking.runs] if ranking else []
     ordered += [run_id for run_id in ids if run_id not in set(ordered)]
-    curves, notes = curve_facts(workspace, [loaded[run_id] for run_id in ordered], metrics, over)
+    curves, notes = curve_facts(workspace, [loaded[run_id] for run_id in ordered if run_id in loaded], metrics, over)
     attempts = {run_id: run.attempts for run_id, run in loaded.items()}
     params = differing([record["params"] for record in records])
     by_id = {record["id"]: record for record in records}

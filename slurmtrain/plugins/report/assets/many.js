@@ -141,7 +141,7 @@
       chart.classList.add("pointed");
       const words = element("p", { class: "note", aria: { live: "polite" } }, "Point at a day to see its hours, click to see its runs.");
       const pointed = () => chart.querySelector("svg")?.value ?? null;
-      chart.addEventListener("input", () => { if (pointed()) words.textContent = describe(pointed()); });
+      chart.addEventListener("input", () => { if (pointed()) words.textContent = Report.printable(describe(pointed())); });
       chart.addEventListener("click", () => choose(pointed()?.day ?? null));
       Report.section("calendar", "Calendar",
         element("div", { class: "controls" }, Report.select("calendar/measure", "node-hours:", Object.keys(MEASURES).filter((name) => name === "all on nodes" || facts.hours[name]), "all on nodes", (value) => {

@@ -11,18 +11,19 @@ Report.runs = (() => {
 
   const step = (run) => (known(run.step) ? format.number(run.step) + (known(run.total_steps) ? ` / ${format.number(run.total_steps)}` : "") : "–");
 
+  /* The name of a column of params or metrics, with its section if another column is called so. */
+  const distinct = (name, section, taken) => (taken.includes(name) ? `${section}.${name}` : name);
+
   /* The columns for facts with params, metrics and runs; those that say nothing about any run are left out. */
   function columns({ params, metrics, runs }) {
     const units = new Set(runs.filter((run) => run.cost).map((run) => run.cost.unit));
     const [unit] = units.size === 1 ? units : [];
     const money = (value, run) => (known(value) ? rounded(value) + (unit ? "" : ` ${run.cost.unit}`) : "–");
     const numeric = (name) => runs.every((run) => typeof (run.params?.[name] ?? 0) === "number");
-    const all = [
+    const own = [
       { name: "name", value: (run) => run.name, differs: true },
       { name: "state", value: (run) => run.state, cell: (run) => state(run.state) },
       { name: "sweep", value: (run) => run.sweep, cell: (run) => (run.sweep ? Report.link(run.sweep) : "–"), differs: true },
-      ...params.map((name) => ({ name, number: numeric(name), value: (run) => run.params?.[name], cell: (run) => (known(run.params?.[name]) ? format.value(run.params[name]) : "–") })),
-      ...metrics.map((name) => ({ name, number: true, value: (run) => run.metrics?.[name] })),
       { name: "step", number: true, value: (run) => run.step, cell: step },
       { name: "lost steps", number: true, value: (run) => run.lost_steps },
       { name: "goodput", number: true, value: (run) => run.goodput, cell: (run) => format.share(run.goodput) },
@@ -36,6 +37,13 @@ Report.runs = (() => {
       { name: "tags", value: (run) => run.tags?.join(", ") },
       { name: "note", long: true, value: (run) => run.note },
     ];
+    const names = ["mark", "run", ...own.map((column) => column.name)];
+    const logged = [
+      ...params.map((name) => ({ name: distinct(name, "params", [...names, ...metrics]), number: numeric(name), value: (run) => run.params?.[name], cell: (run) => (known(run.params?.[name]) ? format.value(run.params[name]) : "–") })),
+      ...metrics.map((name) => ({ name: distinct(name, "metrics", [...names, ...params]), number: true, value: (run) => run.metrics?.[name] })),
+    ];
+    // What a run was given and what came of it stand behind its name, state and sweep.
+    const all = [...own.slice(0, 3), ...logged, ...own.slice(3)];
     return [
       { name: "run", value: (run) => run.id, cell: (run) => Report.link(run.id) },
       ...all.filter((column) => (column.differs ? new Set(runs.map(column.value)).size > 1 : runs.some((run) => known(column.value(run))))),
@@ -57,5 +65,5 @@ Report.runs = (() => {
     return { name: "cost", value: cost.spent && cost.unit !== "node-hours" ? `${rounded(cost.spent)} ${cost.unit}` : null, more };
   }
 
-  return { table, spent, rounded, state, costTile };
+  return { table, spent, rounded, state, distinct, costTile };
 })();

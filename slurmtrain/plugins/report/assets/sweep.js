@@ -1,8 +1,8 @@
 "use strict";
 /* The pages of a sweep, and of runs that are compared: what they were given, what came of it, and their curves. */
 (() => {
-  const { element, format, known } = Report;
-  const { spent } = Report.runs;
+  const { element, format, known, printable } = Report;
+  const { spent, distinct } = Report.runs;
   // Far from each other for everybody, on light and on dark.
   const WORST = "#d9822b", BEST = "#2f7fd6", UNKNOWN = "#8b949e";
   // More lines than this have colours by their value.
@@ -49,7 +49,7 @@
           const run = datum?.runs?.[0] ?? null;
           if (run === pointed) return;
           pointed = run;
-          if (datum) words.textContent = says(datum);
+          if (datum) words.textContent = printable(says(datum));
           mark();
         });
         figure.addEventListener("click", () => { for (const run of value()?.runs ?? []) this.toggle(run); });
@@ -85,7 +85,18 @@
     };
   }
 
+  /* What stands in a chart of a text of somebody else's. */
+  const short = (text) => printable(text.length > 24 ? `${text.slice(0, 23)}…` : text);
+
   // --- parallel coordinates ---
+
+  /* Those of some ticks that do not cover each other; the ends of an axis come first. */
+  function apart(ticks) {
+    const kept = [];
+    const ends = (tick) => Math.min(tick.at, 1 - tick.at);
+    for (const tick of d3.sort(ticks, ends)) if (kept.every((each) => Math.abs(each.at - tick.at) > 0.05)) kept.push(tick);
+    return kept;
+  }
 
   /* One axis: where values lie between 0 and 1, and which of them are written beside it. */
   function axis(name, values) {
@@ -96,7 +107,7 @@
       const place = (value) => (high > low ? scale(value) : 0.5);
       const distinct = [...new Set(present)];
       const ticks = distinct.length <= 6 ? distinct : [low, ...scale.ticks(4).filter((tick) => scale(tick) > 0.06 && scale(tick) < 0.94), high];
-      return { name, place: (value) => (known(value) ? place(value) : NaN), ticks: ticks.map((tick) => ({ at: place(tick), text: format.number(tick) })) };
+      return { name, place: (value) => (known(value) ? place(value) : NaN), ticks: apart(ticks.map((tick) => ({ at: place(tick), text: format.number(tick) }))) };
     }
     const words = [...new Set(present.map(format.value))].sort((first, second) => first.localeCompare(second, "en", { numeric: true }));
     const place = (word) => (words.length > 1 ? words.indexOf(word) / (words.length - 1) : 0.5);
@@ -104,7 +115,7 @@
     return {
       name,
       place: (value) => (known(value) ? place(format.value(value)) : NaN),
-      ticks: words.filter((_, index) => index % every === 0).map((word) => ({ at: place(word), text: word.length > 24 ? `${word.slice(0, 23)}…` : word })),
+      ticks: words.filter((_, index) => index % every === 0).map((word) => ({ at: place(word), text: short(word) })),
     };
   }
 
@@ -127,7 +138,7 @@
     const ticks = axes.flatMap((each, place) => each.ticks.map((tick) => ({ ...tick, place })));
     return {
       height: 340, marginLeft: 90, marginRight: 90, marginTop: 30, marginBottom: 10,
-      x: { domain: [0, Math.max(1, axes.length - 1)], ticks: d3.range(axes.length), tickFormat: (place) => axes[place].name, axis: "top", label: null, tickSize: 0 },
+      x: { domain: [0, Math.max(1, axes.length - 1)], ticks: d3.range(axes.length), tickFormat: (place) => short(axes[place].name), axis: "top", label: null, tickSize: 0, tickPadding: 10 },
       y: { domain: [0, 1], axis: null },
       marks: [
         Plot.ruleX(d3.range(axes.length), { stroke: "currentColor", strokeOpacity: 0.4 }),
@@ -164,7 +175,7 @@
     return {
       height: 320,
       x: { label: "step" },
-      y: { label: metric, type: log ? "log" : "linear", grid: true, nice: true },
+      y: { label: short(metric), type: log ? "log" : "linear", grid: true, nice: true },
       marks: [
         Plot.areaY(bands, { x: "step", y1: "low", y2: "high", z: "index", fill: "colour", fillOpacity: 0.18, render: tagged(bands) }),
         Plot.line(points, { x: "step", y: "value", z: "index", stroke: "colour", strokeWidth: 1.5, strokeOpacity: 0.8, render: tagged(points) }),
@@ -203,16 +214,17 @@
   function groupTable(facts) {
     const rows = facts.groups.map((group, index) => ({ ...group, place: index + 1 }));
     const params = Object.keys(facts.groups[0].params).filter((name) => facts.params.includes(name));
+    const taken = ["#", "runs", "±", "best run"];
     return Report.table({
       key: "groups-table",
       caption: `${facts.objective.metric} over ${facts.over.join(", ")}, as 'slurmtrain best --over ${facts.over.join(",")}' has it; ± is the standard deviation`,
       columns: [
         { name: "#", number: true, value: (group) => group.place },
-        ...params.map((param) => ({ name: param, number: rows.every((group) => typeof (group.params[param] ?? 0) === "number"), value: (group) => group.params[param] ?? null, cell: (group) => format.value(group.params[param] ?? null) })),
+        ...params.map((param) => ({ name: distinct(param, "params", taken), number: rows.every((group) => typeof (group.params[param] ?? 0) === "number"), value: (group) => group.params[param] ?? null, cell: (group) => format.value(group.params[param] ?? null) })),
         { name: "runs", number: true, value: (group) => group.count },
         { name: `mean ${facts.objective.metric}`, number: true, value: (group) => group.mean },
         { name: "±", number: true, value: (group) => group.deviation },
-        { name: "best run", value: (group) => group.runs[0] },
+        { name: "best run", value: (group) => group.runs[0], cell: (group) => Report.link(group.runs[0]) },
       ],
       rows,
     });
@@ -328,7 +340,7 @@
         { name: "name", value: (run) => run.name },
         { name: "state", value: (run) => run.state, cell: (run) => Report.runs.state(run.state) },
         ...metrics.flatMap((name) => [
-          { name, number: true, value: (run) => run.metrics[name]?.last },
+          { name: distinct(name, "metrics", ["run", "name", "state", ...differs]), number: true, value: (run) => run.metrics[name]?.last },
           { name: `best ${name}`, number: true, value: (run) => run.metrics[name]?.best },
         ]).filter((column) => runs.some((run) => known(column.value(run)))),
         ...differs.map((name) => ({ name, value: (run) => run.settings[name], cell: (run) => setting(run.settings[name]) })),

@@ -174,13 +174,14 @@ class ScaleSeries:
         fit = self.fit
         law = None
         if fit is not None:
-            serial, work, communication = fit.coefficients
+            serial, work, latency, ring = fit.coefficients
             law = {
                 "kind": "weak" if fit.weak else "strong",
                 "first": fit.first,
                 "serial_s": None if 0 not in fit.terms else serial,
                 "work_s": work,
-                "communication_s": None if 2 not in fit.terms else communication,
+                "latency_s": None if 2 not in fit.terms else latency,
+                "ring_s": None if 3 not in fit.terms else ring,
                 "points": fit.counts,
                 "deviation": fit.deviation,
                 "error": fit.error,
@@ -334,6 +335,7 @@ def _series(name: str, runs: Sequence[StudyRun], unit: str) -> ScaleSeries:
             1 / rate,
             run.counted_samples if is_counted else run.samples_per_step,
             run.measures.rate_error,
+            run.measures.communication_share,
         )
         for run in runs
         if run.ended and (rate := run.measures.steps_per_second) and run.size.workers
@@ -412,16 +414,17 @@ def advise(series: ScaleSeries) -> str:
     if worth.value >= fit.limit:
         return (
             f"{begin}; by the law of this fit each doubling is worth its cost up to {worth.value:.0f}, "
-            f"{fit.limit // fit.most} times the most that were measured{_between(worth)}"
+            f"{fit.limit // fit.most} times the most that were measured{_between(worth, fit.limit)}"
         )
     extrapolated = " (extrapolated)" if worth.value > fit.most else ""
-    return f"{begin}; more than {worth.value:.0f} cost more than they save{extrapolated}{_between(worth)}"
+    return f"{begin}; more than {worth.value:.0f} cost more than they save{extrapolated}{_between(worth, fit.limit)}"
 
 
-def _between(worth: Range) -> str:
+def _between(worth: Range, limit: int) -> str:
     if worth.low is None or worth.high is None or worth.low == worth.high:
         return ""
-    return f"; between {worth.low:.0f} and {worth.high:.0f} in nine tenths of repeated fits"
+    beyond = " or more" if worth.high >= limit else ""
+    return f"; between {worth.low:.0f} and {worth.high:.0f}{beyond} in nine tenths of repeated fits"
 
 
 def describe_law(series: ScaleSeries) -> list[str]:
@@ -429,27 +432,26 @@ def describe_law(series: ScaleSeries) -> list[str]:
     fit = series.fit
     if fit is None:
         return []
-    serial, work, latency = fit.coefficients
+    serial, work, latency, ring = fit.coefficients
     n = "n" if fit.first == 1 else f"(n/{fit.first})"
-    if fit.weak:
-        text = f"a step takes {work:.3g} s + {latency:.3g} s * log2 {n} (weak scaling)"
-    elif 2 not in fit.terms:
-        text = f"a step takes {serial:.3g} s + {work:.3g} s / {n} (Amdahl's law)"
-    else:
-        text = f"a step takes {serial:.3g} s + {work:.3g} s / {n} + {latency:.3g} s * log2 {n} (Amdahl's law)"
-    is_exact = fit.counts <= len(fit.terms)
-    lines = [text if is_exact else f"{text}; the points are {100 * fit.deviation:.1f} % off"]
+    parts = [f"{work:.3g} s"] if fit.weak else [f"{serial:.3g} s", f"{work:.3g} s / {n}"]
+    parts += [f"{latency:.3g} s * log2 n"] if 2 in fit.terms else []
+    parts += [f"{ring:.3g} s * (n - 1)/n"] if 3 in fit.terms else []
+    kind = "weak scaling" if fit.weak else "Amdahl's law"
+    text = f"a step takes {' + '.join(parts)} ({kind})"
+    lines = [text if fit.is_exact else f"{text}; the points are {100 * fit.deviation:.1f} % off"]
     if fit.most > fit.first:
         fitted = f"fitted at {_several(fit.most, series.unit)}: efficiency "
         fitted += fit.efficiency(fit.most).text("{:.2f}".format)
         if 2 in fit.terms:
-            fitted += f", communication that grows with n {fit.communication(fit.most).text('{:.0%}'.format)} of a step"
+            name = "communication" if fit.is_split else "communication that grows with n"
+            fitted += f", {name} {fit.communication(fit.most).text('{:.0%}'.format)} of a step"
         lines.append(fitted)
-    if fit.counts == 2 and not fit.weak:
+    if fit.counts == 2 and not (fit.weak or fit.is_split):
         lines.append("two sizes do not tell communication from what is serial: a third one does")
-    elif is_exact:
+    elif fit.is_exact:
         lines.append(
-            f"{fit.counts} sizes determine the {len(fit.terms)} terms exactly: the uncertainty is how much steps "
+            f"{fit.counts} sizes determine the terms exactly: the uncertainty is how much steps "
             "scatter, and not how well the law fits"
         )
     if fit.error is None:

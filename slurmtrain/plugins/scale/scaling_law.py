@@ -1,12 +1,14 @@
 """How the time of a step depends on the number of GPUs: a law fitted to measured points, and what it recommends.
 
-The law is Amdahl's with a term for communication: ``serial + work * b / n + communication * log2(n)`` seconds a step,
-for ``n`` times as many workers, GPUs or processes, and ``b`` times the batch of the smallest size. No coefficient is
-negative.
+The law is Amdahl's with terms for communication, in seconds a step on ``n`` workers, GPUs or processes, with ``b``
+times the batch of the smallest size, ``n0`` workers. No coefficient is negative:
 
-A ring all-reduce sends ``(n - 1) / n`` of the gradients twice. That part cannot be told from ``serial`` and ``work``,
-of which it is a sum, and belongs to them. What grows without end is the latency of its steps; ``log2(n)`` is that of
-trees, which NCCL uses across nodes.
+    serial + work * b * n0 / n + latency * log2(n) + ring * (n - 1) / n
+
+A ring all-reduce sends ``(n - 1) / n`` of the gradients twice; its latency, and the one of trees, which NCCL uses
+across nodes, grow without end. From times alone, ``ring`` cannot be told from ``serial`` and ``work``, of which its
+term is a sum: it then belongs to them. Where runs have measured their share of communication, both parts of their steps
+are fitted, and all terms can be told apart.
 
 With weak scaling, ``b / n`` is the same everywhere, so that ``serial`` and ``work`` are one number.
 
@@ -39,12 +41,21 @@ _WORTH = 2 / 3
 
 @dataclass(frozen=True, slots=True)
 class MeasuredPoint:
-    """A run. ``batch``: samples a step; None: unknown. ``error``: the standard error of ``step_s``, as a part of it."""
+    """A run. ``batch``: samples a step; None: unknown. ``error``: the standard error of ``step_s``, as a part of it.
+
+    ``communication``: its part of a step, as it was measured; None: unknown.
+    """
 
     workers: int
     step_s: float
     batch: float | None = None
     error: float | None = None
+    communication: float | None = None
+
+    @property
+    def share(self) -> float | None:
+        """The part of communication; a worker alone has none."""
+        return 0.0 if self.workers == 1 else self.communication
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,34 +98,42 @@ class ScalingFit:
         self.weak = is_weak(self._points)
         batches = [each.batch for each in self._points]
         self._batch = None if None in batches else batches[0]
+        self.is_split = all(each.share is not None for each in self._points)
+        """Whether communication is fitted by what was measured of it."""
 
     @cached_property
     def coefficients(self) -> list[float]:
-        """Seconds: ``serial``, ``work``, ``communication``; 0 for a term that the points do not tell."""
-        return list(map(float, self._solve([each.step_s for each in self._points])))
+        """Seconds: ``serial``, ``work``, ``latency``, ``ring``; 0 for a term that the points do not tell."""
+        return list(map(float, self._solve(1.0, 1.0)[0]))
 
     @cached_property
     def deviation(self) -> float:
         """How far the points are from the law, as a part of their times: the root of the mean square."""
-        return math.sqrt(self._squares / len(self._points))
-
-    @property
-    def _squares(self) -> float:
-        return sum((self._step_s(self.coefficients, each) / each.step_s - 1) ** 2 for each in self._points)
+        squares = ((self._step_s(self.coefficients, each) / each.step_s - 1) ** 2 for each in self._points)
+        return math.sqrt(sum(squares) / len(self._points))
 
     @property
     def terms(self) -> tuple[int, ...]:
-        """Which of the three coefficients the points tell apart."""
-        if self.weak:
-            return (1, 2)
-        return (0, 1) if self.counts < 3 else (0, 1, 2)
+        """Which of the four coefficients the points tell apart."""
+        enough = self.counts > 2
+        if self.is_split:
+            return ((1,) if self.weak else (0, 1)) + ((2, 3) if enough else (2,))
+        return (1, 2) if self.weak else (0, 1, 2) if enough else (0, 1)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether there are no more sizes than terms, so that nothing tests the form of the law."""
+        return self.counts <= sum(each < 2 or not self.is_split for each in self.terms)
 
     @cached_property
     def error(self) -> float | None:
         """The standard error of a point, as a part of its time; None: nothing says it."""
         scatter = [each.error for each in self._points if each.error is not None]
-        left = len(self._points) - sum(self.coefficients[each] > 0 for each in self.terms)
-        by_law = math.sqrt(self._squares / left) if left > 0 and self._squares > 1e-12 else None
+        solved, squares = self._solve(1.0, 1.0)
+        # A worker alone has no communication to fit.
+        equations = len(self._points) + sum(each.workers > 1 for each in self._points if self.is_split)
+        left = equations - sum(solved[each] > 0 for each in self.terms)
+        by_law = math.sqrt(squares / left) if left > 0 and squares > 1e-12 else None
         return max([*scatter, *([] if by_law is None else [by_law])], default=None)
 
     @cached_property
@@ -125,32 +144,43 @@ class ScalingFit:
         import numpy as np
 
         # The same points have the same ranges.
-        moved = np.exp(self.error * np.random.default_rng(0).standard_normal((_FITS, len(self._points))))
-        return [list(self._solve([each.step_s for each in self._points] * row)) for row in moved]
+        moved = np.exp(self.error * np.random.default_rng(0).standard_normal((_FITS, 2, len(self._points))))
+        return [list(self._solve(times, shares)[0]) for times, shares in moved]
 
     def _relative_batch(self, point: MeasuredPoint) -> float:
         return point.batch / self._batch if self._batch and point.batch else 1.0
 
-    def _basis(self, workers: float, batch: float) -> tuple[float, float, float]:
+    def _basis(self, workers: float, batch: float) -> tuple[float, float, float, float]:
         """What the coefficients are multiplied by; ``batch``: relative to the first point's."""
-        return 1.0, batch * self.first / workers, math.log2(workers / self.first)
+        return 1.0, batch * self.first / workers, math.log2(workers), (workers - 1) / workers
 
     def _step_s(self, coefficients: Sequence[float], point: MeasuredPoint) -> float:
         basis = self._basis(point.workers, self._relative_batch(point))
         return sum(map(float.__mul__, coefficients, basis))
 
-    def _solve(self, times: Any) -> Array:
-        """The coefficients of the least squares of relative deviations from ``times``, none of them negative."""
+    def _solve(self, times: Any, shares: Any) -> tuple[Array, float]:
+        """The coefficients of the least squares of deviations relative to times, none negative, and their squares.
+
+        Args:
+            times: What times are multiplied by.
+            shares: What shares of communication are multiplied by.
+        """
         import numpy as np
         from scipy.optimize import nnls
 
         rows = np.array([self._basis(each.workers, self._relative_batch(each)) for each in self._points])
-        columns = list(self.terms)
         # Each row divided by its time: deviations count relative to it.
-        scaled = rows[:, columns] / np.asarray(times)[:, None]
-        solved = np.zeros(3)
-        solved[columns], _ = nnls(scaled, np.ones(len(self._points)))
-        return solved
+        rows /= (np.array([each.step_s for each in self._points]) * times)[:, None]
+        goals = np.ones(len(self._points))
+        if self.is_split:
+            parts = np.minimum(np.array([each.share for each in self._points], dtype=float) * shares, 1.0)
+            computing, communicating = rows.copy(), rows
+            computing[:, 2:] = communicating[:, :2] = 0.0
+            rows, goals = np.vstack([computing, communicating]), np.concatenate([1 - parts, parts])
+        columns = list(self.terms)
+        solved = np.zeros(4)
+        solved[columns], norm = nnls(rows[:, columns], goals)
+        return solved, float(norm) ** 2
 
     # --- what follows from it -----------------------------------------------------------------------------------------
 
@@ -182,8 +212,8 @@ class ScalingFit:
 
         def share(coefficients: Sequence[float]) -> float:
             batch = workers / self.first if self.weak else 1.0
-            step_s = self._of_work(coefficients, workers) * batch
-            return float(coefficients[2]) * math.log2(workers / self.first) / step_s if step_s else 0.0
+            parts = list(map(float.__mul__, map(float, coefficients), self._basis(workers, batch)))
+            return sum(parts[2:]) / sum(parts)
 
         return self._range(share)
 

@@ -12,34 +12,57 @@ from slurmtrain.plugins.scale.scaling_law import MeasuredPoint, ScalingFit, is_w
 
 
 def points(
-    counts: Sequence[int], law: tuple[float, float, float], *, weak: bool = False, noise: float = 0.0,
-    error: float | None = None,
+    counts: Sequence[int], law: tuple[float, ...], *, weak: bool = False, noise: float = 0.0,
+    error: float | None = None, measures_communication: bool = False,
 ) -> list[MeasuredPoint]:  # fmt: skip
     """Points of a law with a batch of 64 on the first of these counts."""
     scatter = random.Random(0)
     first = counts[0]
+    serial, work, latency, ring = (*law, 0.0)[:4]
     measured = []
     for workers in counts:
         batch = workers / first if weak else 1.0
-        step_s = law[0] + law[1] * batch * first / workers + law[2] * math.log2(workers / first)
+        communication = latency * math.log2(workers) + ring * (workers - 1) / workers
+        step_s = serial + work * batch * first / workers + communication
         factor = math.exp(noise * scatter.gauss(0, 1))
-        measured.append(MeasuredPoint(workers, step_s * factor, 64 * batch, error))
+        share = communication / step_s if measures_communication else None
+        measured.append(MeasuredPoint(workers, step_s * factor, 64 * batch, error, share))
     return measured
 
 
 @pytest.mark.parametrize("law", [(0.1, 1.0, 0.02), (0.0, 1.0, 0.0), (0.2, 0.5, 0.0), (0.0, 1.0, 0.1)])
 @pytest.mark.parametrize("counts", [(1, 2, 4), (2, 4, 8, 16), (3, 5, 12)])
-def test_the_law_of_exact_points_is_found(law: tuple[float, float, float], counts: tuple[int, ...]) -> None:
-    fit = ScalingFit(points(counts, law))
-    assert fit.coefficients == pytest.approx(law, abs=1e-6)
+@pytest.mark.parametrize("measures_communication", [False, True])
+def test_the_law_of_exact_points_is_found(
+    law: tuple[float, float, float], counts: tuple[int, ...], measures_communication: bool
+) -> None:
+    fit = ScalingFit(points(counts, law, measures_communication=measures_communication))
+    assert fit.coefficients == pytest.approx([*law, 0.0], abs=1e-6)
     assert fit.deviation == pytest.approx(0.0, abs=1e-6)
     most = counts[-1]
     factor = most / counts[0]
-    speedup = sum(law[:2]) / (law[0] + law[1] / factor + law[2] * math.log2(factor))
+    last = law[0] + law[1] / factor + law[2] * math.log2(most)
+    speedup = (law[0] + law[1] + law[2] * math.log2(counts[0])) / last
     assert fit.speedup(most).value == pytest.approx(speedup)
     assert fit.efficiency(most).value == pytest.approx(speedup / factor)
-    communication = law[2] * math.log2(factor) / (law[0] + law[1] / factor + law[2] * math.log2(factor))
-    assert fit.communication(most).value == pytest.approx(communication, abs=1e-6)
+    assert fit.communication(most).value == pytest.approx(law[2] * math.log2(most) / last, abs=1e-6)
+
+
+def test_measured_communication_tells_a_ring_from_what_is_serial() -> None:
+    law = (0.1, 1.0, 0.02, 0.3)
+    split = ScalingFit(points((1, 2, 4, 8), law, measures_communication=True))
+    assert split.coefficients == pytest.approx(law)
+    assert split.communication(8).value == pytest.approx((0.02 * 3 + 0.3 * 7 / 8) / (0.1 + 0.125 + 0.06 + 0.2625))
+    # By times alone the ring is a part of both other terms.
+    assert ScalingFit(points((1, 2, 4, 8), law)).coefficients == pytest.approx([0.4, 0.7, 0.02, 0.0])
+    # With two sizes, there is one number of communication, which counts as growing.
+    assert ScalingFit(points((1, 2), law, measures_communication=True)).coefficients == pytest.approx(
+        [0.1, 1.0, 0.17, 0]
+    )
+    weak = ScalingFit(points((1, 2, 4), law, weak=True, measures_communication=True))
+    assert weak.coefficients == pytest.approx([0.0, 1.1, 0.02, 0.3])
+    # What one run has not measured is not assumed.
+    assert not ScalingFit([*points((1, 2), law, measures_communication=True), *points((4,), law)]).is_split
 
 
 def test_weak_scaling_is_known_by_the_batch_and_has_one_term_of_work() -> None:
@@ -47,7 +70,7 @@ def test_weak_scaling_is_known_by_the_batch_and_has_one_term_of_work() -> None:
     assert is_weak(measured)
     fit = ScalingFit(measured)
     # What is serial, and what is not, takes equally long in all sizes.
-    assert fit.coefficients == pytest.approx([0.0, 1.0, 0.05])
+    assert fit.coefficients == pytest.approx([0.0, 1.0, 0.05, 0.0])
     assert fit.efficiency(4).value == pytest.approx(1 / 1.1)
     assert fit.speedup(4).value == pytest.approx(4 / 1.1)
     assert not is_weak(points((1, 2, 4), (0.1, 0.9, 0.05)))
@@ -56,7 +79,7 @@ def test_weak_scaling_is_known_by_the_batch_and_has_one_term_of_work() -> None:
 
 def test_two_sizes_have_amdahls_law_alone() -> None:
     fit = ScalingFit(points((1, 4), (0.1, 1.0, 0.0)))
-    assert (fit.terms, fit.coefficients) == ((0, 1), pytest.approx([0.1, 1.0, 0.0]))
+    assert (fit.terms, fit.coefficients) == ((0, 1), pytest.approx([0.1, 1.0, 0.0, 0.0]))
     # The range is unknown, since nothing says how much points scatter.
     assert (fit.error, fit.efficiency(4).low) == (None, None)
 

@@ -9,25 +9,12 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from helpers.nsys import write_nsys
 from helpers.rare import rare
 from helpers.site import Site, until
 
 TWO = {"nodes": 1, "procs_per_node": 2, "time": "00:05:00"}
 STEPS = {"steps": 40, "step_ms": 80}
-NSYS = """#!/bin/sh
-# Notes how it is called, writes a report, and becomes the command.
-echo "$@" >> "$NSYS_CALLS"
-shift
-while :; do
-  case $1 in
-    -o) report=$(echo "$2" | sed "s/%q{RANK}/$RANK/"); shift 2;;
-    --*) shift;;
-    *) break;;
-  esac
-done
-echo report > "$report.nsys-rep"
-exec "$@"
-"""
 
 
 def weights(site: Site, run_id: str) -> set[str]:
@@ -69,10 +56,8 @@ def test_steps_are_traced_once_and_again_only_if_a_stop_left_no_trace(site: Site
 
 
 def test_a_command_under_nsys_stops_and_completes_as_without_it(site: Site, tmp_path: Path) -> None:
-    program = tmp_path / "bin" / "nsys"
-    program.parent.mkdir()
-    program.write_text(NSYS)
-    calls = tmp_path / "calls"
+    program, calls = write_nsys(tmp_path / "bin"), tmp_path / "calls"
+    program.chmod(0o644)
     without = site.environment()["PATH"]
     present = {"PATH": f"{program.parent}{os.pathsep}{without}", "NSYS_CALLS": str(calls)}
     spec = site.light("nsys", params=STEPS, profile="nsys", requeue={"enabled": False})

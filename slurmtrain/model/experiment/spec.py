@@ -178,6 +178,11 @@ class Spec:
         if self.resources.mem is not None:
             for name in {"mem-per-cpu", "mem-per-gpu"} & named_options(self.slurm).keys():
                 yield "slurm", f"{name!r} and 'resources.mem' exclude each other; keep one of them"
+        if self.idle_after is not None and not self.tracking.system_metrics:
+            yield (
+                "idle_after",
+                "nodes must note how busy they are: set 'tracking.system_metrics' to true, or remove this",
+            )
         lead, limit = self.requeue.lead, self.resources.time
         if lead is not None and limit is not None and lead >= limit:
             why = f"'lead' asks ranks to stop {lead} s before the time limit, but 'resources.time' is only {limit} s"

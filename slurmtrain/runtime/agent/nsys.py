@@ -29,7 +29,9 @@ def under_nsys(words: Sequence[str], attempt: AttemptDir, *, per_node: bool) -> 
         LaunchError: There is no nsys on this node.
         PathError: There can be no folder for reports.
     """
-    if any(attempt.run.attempts.glob(f"*/{attempt.profiles.name}/{NSYS_REPORTS}")):
+    # Of an earlier attempt: one of this attempt may be of a node that is ahead.
+    reports = attempt.run.attempts.glob(f"*/{attempt.profiles.name}/{NSYS_REPORTS}")
+    if any(report.parent.parent.name != attempt.path.name for report in reports):
         return list(words)
     if shutil.which(NSYS, path=os.environ.get("PATH", os.defpath)) is None:
         raise LaunchError(

@@ -350,3 +350,24 @@ SPEC = {"params": {"lr": 0.1, "model": {"depth": 3}}, "env": {"HOME": "/x"}, "pa
 )
 def test_a_key_is_completed_section_by_section(begun: str, expected: list[str]) -> None:
     assert complete_override(begun, SPEC) == expected
+
+
+@pytest.mark.parametrize(
+    ("keys", "place", "words"),
+    [
+        ({"profile": "torch"}, "profile", "set 'steps' to the steps that are traced, such as [100, 110]"),
+        ({"profile": {}}, "profile", "set 'steps'"),
+        ({"profile": {"steps": [9, 9]}}, "profile.steps", "the smaller one first, found [9, 9]"),
+        ({"profile": {"steps": [1, 2.5]}}, "profile.steps", "expected two numbers of steps, found [1, 2.5]"),
+        ({"profile": {"steps": "100-110"}}, "profile.steps", "write for example [100, 110]"),
+        ({"profile": {"tool": "nsys", "steps": [1, 2]}}, "profile.steps", "nsys records whole ranks"),
+        ({"profile": "ncu"}, "profile", "'ncu'"),
+        ({"idle_after": 0}, "idle_after", "expected a time"),
+        ({"idle_after": "soon"}, "idle_after", "write for example 90s, 10m or 2h"),
+        ({"idle_after": "1h", "tracking": {"system_metrics": False}}, "idle_after", "'tracking.system_metrics'"),
+    ],
+)
+def test_profiles_and_idle_times_that_mean_nothing_are_refused(keys: dict[str, Any], place: str, words: str) -> None:
+    at, message = only_mistake(**keys)
+    assert at == place
+    assert words in message

@@ -223,7 +223,7 @@ class RunHandle:
     @property
     def measures(self) -> dict[str, Any]:
         """How fast it was and what it needed, as ``show --json`` prints it (docs/measures.md); None: not known."""
-        from slurmtrain.ops.shared.run_details import measures_json
+        from slurmtrain.ops.shared.run_measures import measures_json
 
         return measures_json(self._record.directory, self._load())
 

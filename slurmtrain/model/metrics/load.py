@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 from slurmtrain.model.run.events.base import is_whole
@@ -32,8 +33,18 @@ class LoadSample:
 
     def of_gpus(self, figure: str) -> dict[int, float]:
         """A figure of each GPU, such as :data:`UTILIZATION`, by the GPU's number; GPUs without it are left out."""
-        matches = ((_GPU.fullmatch(name), value) for name, value in self.figures.items())
-        return {int(match[1]): value for match, value in matches if match is not None and match[2] == figure}
+        return {
+            place[0]: value
+            for name, value in self.figures.items()
+            if (place := _place_of(name)) is not None and place[1] == figure
+        }
+
+
+# A long run on many nodes has millions of figures, and a few dozen names.
+@lru_cache(maxsize=4096)
+def _place_of(name: str) -> tuple[int, str] | None:
+    match = _GPU.fullmatch(name)
+    return None if match is None else (int(match[1]), match[2])
 
 
 def read_sample(record: Mapping[str, Any]) -> LoadSample | None:

@@ -13,8 +13,9 @@ from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.idleness import Idle, find_idle
 from slurmtrain.model.metrics.load import LoadSample, read_sample
 from slurmtrain.model.run.accounting import mean_gpus
+from slurmtrain.model.run.journal_lines import Reading, read_lines
 from slurmtrain.model.run.layout import AttemptDir, RunDir, split_attempt
-from slurmtrain.system.journal_files import JournalFile, last_records, read_pieces
+from slurmtrain.system.journal_files import JournalFile, Piece, last_records, read_pieces
 
 # The newest samples of a node, in bytes: enough to see that it is busy.
 _TAIL_BYTES = 16_384
@@ -27,11 +28,17 @@ def load_files(attempt: AttemptDir) -> list[Path]:
     return sorted((path for path in numbers if numbers[path].isdecimal()), key=lambda path: int(numbers[path]))
 
 
-def read_load(path: Path) -> Iterator[LoadSample]:
-    """All samples in a file of :func:`load_files`, in order; none if it cannot be read."""
+def read_load(path: Path, at_most: int | None = None) -> Iterator[LoadSample]:
+    """All samples in a file of :func:`load_files`, in order; none if it cannot be read.
+
+    Args:
+        path: The file.
+        at_most: About how many to read, from its first to its last one; None: all.
+    """
     with suppress(OSError, PathError):
         for piece in read_pieces(JournalFile(path.name, str(path), path.stat().st_size)):
-            for _, record in piece.reading.records:
+            reading = piece.reading if at_most is None else _thinned(piece, at_most)
+            for _, record in reading.records:
                 if (sample := read_sample(record)) is not None:
                     yield sample
 
@@ -46,6 +53,13 @@ def newest_load_files(directory: RunDir, job_id: str | None) -> list[Path]:
 def newest_sample(path: Path) -> LoadSample | None:
     """The last sample in the file at this ``path``; None if there is none."""
     return next(reversed(_tail(path)), None)
+
+
+def _thinned(piece: Piece, at_most: int) -> Reading:
+    """Some of the lines of a piece, among them the last: parsing them takes a hundred times as long as finding them."""
+    lines = piece.whole_lines.splitlines(keepends=True)
+    stride = -(-len(lines) // at_most)
+    return read_lines(b"".join(lines[::-1][:: max(1, stride)][::-1]), 0, piece.name)
 
 
 def idle_of(directory: RunDir, job_id: str | None, resources: Mapping[str, Any]) -> Idle | None:

@@ -27,7 +27,7 @@ from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
 from slurmtrain.ops.shared.relatives import chain_json, lineage_json
 from slurmtrain.ops.shared.run_costs import cost_of_run
-from slurmtrain.ops.shared.run_measures import Measures, measure_run
+from slurmtrain.ops.shared.run_measures import measures_json
 from slurmtrain.ops.shared.used_resources import usage_of
 from slurmtrain.ops.shared.views import SCHEMA, RunRecord, checkpoint_json
 from slurmtrain.ops.shared.workspace import Workspace
@@ -96,18 +96,6 @@ def show_json(workspace: Workspace, listed: Listed, run: Run) -> dict[str, Any]:
             for garbage in workspace.store.garbage(run.id)
         ],
     }
-
-
-def measures_json(directory: RunDir, run: Run) -> dict[str, Any]:
-    """How fast a run was; with nulls if its files cannot be read, which other fields say.
-
-    Args:
-        directory: Its directory.
-        run: The run.
-    """
-    with contextlib.suppress(PathError):
-        return measure_run(run, directory).to_dict()
-    return Measures().to_dict()
 
 
 def _profiles(workspace: Workspace, directory: RunDir, run: Run) -> list[dict[str, Any]]:

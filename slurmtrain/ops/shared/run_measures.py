@@ -8,12 +8,14 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, fields
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, median_low
 from typing import Any
 
+from slurmtrain.errors import PathError
 from slurmtrain.history import read_rows
 from slurmtrain.model.diagnosis.hang import is_slow
 from slurmtrain.model.metrics.curves import Segment
@@ -38,6 +40,8 @@ _CPU_USE = "cpu_utilization_percentage"
 _PARTS, _LEAST_PARTS = 8, 4
 # From the median absolute deviation to the standard deviation of a normal distribution.
 _BY_DEVIATION = 1.4826
+# So many of what a node has noted in an attempt are enough for means; energy is counted by the GPUs.
+_SAMPLES = 200
 # When training stood still, in seconds since 1970, and for how many seconds.
 Stall = tuple[float, float]
 
@@ -144,6 +148,18 @@ def measure_run(run: Run, directory: RunDir) -> Measures:
     return _of_start(run, directory, max(starts, key=lambda start: start.step_count))
 
 
+def measures_json(directory: RunDir, run: Run) -> dict[str, Any]:
+    """How fast a run was; with nulls if its files cannot be read, which other fields say.
+
+    Args:
+        directory: Its directory.
+        run: The run.
+    """
+    with suppress(PathError):
+        return measure_run(run, directory).to_dict()
+    return Measures().to_dict()
+
+
 def rate_of_steps(
     steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = (), left_out: tuple[int, float] = (0, 0.0)
 ) -> float | None:
@@ -218,11 +234,16 @@ class _Start:
 
     @property
     def step_count(self) -> int:
-        """The first and the last step of the ranks."""
-        if not self.rows:
-            return 0
-        first, last = self.rows[0], self.rows[-1]
-        return last.block.steps[last.stop - 1] - first.block.steps[first.start]
+        """How many steps the ranks made."""
+        steps, _ = self.ends
+        return steps[-1] - steps[0] if steps else 0
+
+    @property
+    def ends(self) -> tuple[list[int], list[float]]:
+        """The first and the last finished step, and when they were finished; without steps, nothing."""
+        places = [(row.block, place) for row in self.rows for place in (row.start, row.stop - 1)]
+        chosen = [places[0], places[-1]] if places else []
+        return [block.steps[at] for block, at in chosen], [block.times[at] for block, at in chosen]
 
     @property
     def steps(self) -> list[int]:
@@ -373,13 +394,13 @@ class _NodeFigures:
     @classmethod
     def read(cls, run: Run, directory: RunDir, start: _Start, nodes: Collection[int]) -> _NodeFigures:
         """Read the files of all nodes; of the ``nodes`` that made the start, while they made their steps."""
-        figures, times = cls(), start.times
-        first, last = (times[0], times[-1]) if times else (0.0, math.inf)
+        figures, (_, times) = cls(), start.ends
+        first, last = times or (0.0, math.inf)
         for attempt in run.attempts:
             of_attempt = directory.attempt(attempt.job_id, attempt.restart)
             counted = {of_attempt.system_metrics(node) for node in nodes} if attempt is start.attempt else set()
             for path in load_files(of_attempt):
-                samples = list(read_load(path))
+                samples = list(read_load(path, _SAMPLES))
                 if (energy := joules(samples)) is not None:
                     figures.joules = (figures.joules or 0.0) + energy
                 if path in counted:

@@ -96,6 +96,14 @@ class RunRecord(Mapping[str, Any]):
         return {} if run is None else usage_by_resource(self.workspace, run, self.eta)
 
     @property
+    def speed(self) -> dict[str, Any]:
+        """How fast it was and what it needed: by reading all that its ranks and nodes have noted."""
+        from slurmtrain.ops.shared.run_measures import measures_json
+
+        run = self.workspace.store.load(self.listed.id)
+        return {} if run is None else measures_json(self.directory, run)
+
+    @property
     def _is_training(self) -> bool:
         """Whether it runs, and its job is not suspended."""
         live = self.listed.live
@@ -226,7 +234,10 @@ FIELDS: Mapping[str, Callable[[RunRecord], Any]] = {
 
 
 # Too much to read for each run of a list that does not ask for it.
-_UNLISTED: Mapping[str, Callable[[RunRecord], Any]] = {"usage": lambda run: run.usage}
+_UNLISTED: Mapping[str, Callable[[RunRecord], Any]] = {
+    "usage": lambda run: run.usage,
+    "measures": lambda run: run.speed,
+}
 
 
 def run_json(workspace: Workspace, listed: Listed) -> dict[str, Any]:

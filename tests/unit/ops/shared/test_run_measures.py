@@ -11,8 +11,11 @@ from helpers.queried_runs import write_run
 from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
+from slurmtrain.model.query.fields import value_of
+from slurmtrain.ops.shared.node_load import read_load
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_measures import error_of_rate, measure_run, rate_of_steps, times_of_steps
+from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
 
 MEASURED = {
@@ -85,6 +88,17 @@ def test_a_run_that_has_noted_nothing_has_its_times_and_nothing_else(workspace: 
         "rate_error": pytest.approx(0.0), "step_p95_s": pytest.approx(1.0), "total_seconds": pytest.approx(1000),
         "ranks": [], "slow_ranks": [],
     }  # fmt: skip
+
+
+def test_lists_of_runs_can_show_them(workspace: Workspace) -> None:
+    sim = trained(workspace)
+    sim.rank("measured", 0, **MEASURED)
+    assert sim.directory is not None
+    listed = observe(workspace, ask_slurm=False).runs[sim.directory.id]
+    record = RunRecord(workspace, listed)
+    assert value_of(record, "measures.communication_share") == 0.2
+    # Not in what status --json prints of each run, since many files would have to be read.
+    assert "measures" not in dict(record)
 
 
 def test_the_mfu_of_devices_that_are_not_known_is_unknown(workspace: Workspace) -> None:
@@ -167,3 +181,10 @@ def test_steps_take_the_time_between_their_ends_without_stalls() -> None:
     # A clock that was set back, and a script that reports a step twice.
     assert times_of_steps([1, 2, 2, 3], [100.0, 99.0, 99.5, 100.0]) == [0.5]
     assert times_of_steps([4], [1.0]) == []
+
+
+def test_of_long_files_of_nodes_a_part_is_read_with_the_last_line(tmp_path: Path) -> None:
+    path = tmp_path / "system-0.jsonl"
+    path.write_text("".join(json.dumps({"t": at, "metrics": {"x": 1.0}}) + "\n" for at in range(1003)))
+    assert [sample.time for sample in read_load(path, 100)] == list(range(1, 1003, 11))
+    assert [sample.time for sample in read_load(path, 2000)] == list(range(1003))

@@ -310,3 +310,19 @@ def test_the_server_ends_at_once_while_pages_are_open(root: Workspace) -> None:
         began = time.monotonic()
     assert time.monotonic() - began < 1
     assert list(events) == []
+
+
+def test_the_server_does_not_wait_for_a_slurm_that_hangs(
+    root: Workspace, slurm: SlurmCommands, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    answers = tmp_path / "answers"
+    slurm.replies("squeue", until=answers)
+    with serving(root) as (client, pages):
+        until(lambda: slurm.calls("squeue"), "the question")
+        assert client.ask("/").status == 200
+        began = time.monotonic()
+    duration = time.monotonic() - began
+    answers.touch()
+    pages._reader.join(60)
+    assert duration < 3
+    assert capfd.readouterr().err == ""

@@ -7,6 +7,7 @@ already. A rank that stops within these steps leaves none, and the attempt that 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from slurmtrain.model.run.layout import AttemptDir
     from slurmtrain.runtime.job.process_group import RankGroup
 
+_NAME = re.compile(r"rank-[0-9]{1,9}\.steps-([0-9]{1,18})-([0-9]{1,18})\.json\.gz")
 _UNKNOWN = "no rank's own time was measured before, so that the slowest is unknown: only rank 0 is traced"
 
 
@@ -58,7 +60,7 @@ class StepTracer:
         Only the first call communicates.
         """
         if self._is_chosen is None:
-            has_trace = any(self._attempt.run.attempts.glob("*/profiles/*.json.gz"))
+            has_trace = any(map(self._is_of_these, self._attempt.run.attempts.glob("*/profiles/*.json.gz")))
             answers = self._ranks.gather((has_trace, own_s))
             traced, self._why = choose_ranks([own for _, own in answers])
             self._is_chosen = self._ranks.rank in traced and not any(has for has, _ in answers)
@@ -101,6 +103,11 @@ class StepTracer:
         ended, self._profile = self._profile, None
         if ended is not None:
             ended.stop()
+
+    def _is_of_these(self, path: Path) -> bool:
+        """Whether a file is a trace of these steps, or of the part that an attempt has trained."""
+        match = _NAME.fullmatch(path.name)
+        return match is not None and self._first <= int(match[1]) and int(match[2]) <= self._last
 
     def _start(self, step: int) -> None:
         activities = [ProfilerActivity.CPU]

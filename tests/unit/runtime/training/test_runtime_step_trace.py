@@ -66,8 +66,13 @@ def test_the_first_and_the_slowest_rank_trace_once_in_a_run(attempt: AttemptDir)
     assert {"step 4", "step 5"} <= names
     assert not {"step 3", "step 6"} & names
     assert [each.name for each in path.parent.iterdir()] == [path.name]
+    path.rename(path.with_name("rank-2.steps-7-9.json.gz"))
+    assert [each.first for each in train(attempt, own_s, 2, range(4, 10))] == [4]
     # After a rollback these steps come again; the run has its trace.
     later = attempt.run.attempt("8", 0)
+    # One of other steps, which an earlier spec wanted, is not of these.
+    path.with_name("rank-0.steps-100-110.json.gz").write_bytes(b"")
+    path.with_name("other.json.gz").write_bytes(b"")
     assert train(later, own_s, 0, range(10)) == train(later, own_s, 2, range(10)) == []
 
 

@@ -204,7 +204,8 @@ def _print_tables(text: TableText) -> None:
         tables.print_lines(columns, records)
         output.echo("")
     if (chart := text.chart()) is not None:
-        draw_charts(lambda _: [chart], 1)
+        # Half of a screen, since the tables are worth the other half.
+        draw_charts(lambda _: [chart], 2)
         output.echo("")
     for sentence in text.sentences():
         output.paragraph(sentence, "  ")

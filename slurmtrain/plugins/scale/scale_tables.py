@@ -20,8 +20,8 @@ from slurmtrain.plugins.scale.study_points import ONE_KIND, BatchKey
 # An epoch may end in part of a batch: so much less is counted than the key of the batch says.
 _ROUGHLY = 0.75
 RULE = (
-    "more cost more than they save if doubling them adds a larger part to the cost than it takes from the time: if it "
-    "makes training less than 1.5 times as fast"
+    "to double them is worth its cost if that takes a larger part from the time than it adds to the cost: if training "
+    "becomes more than 1.5 times as fast"
 )
 """How :func:`advise` decides."""
 

@@ -22,6 +22,7 @@ TAKES = {
     "compare": (ALL, "compare cnn --json"),
     "best": ([COMPLETED, FAILED], "best cnn --by acc --top 9 --json"),
     "plot": (ALL, "plot cnn acc --json"),
+    "scale": (ALL, "scale cnn --json"),
     "show": ([OPEN], "show cnn --json"),
     "doctor": ([FAILED], "doctor cnn --json"),
     "why": ([FAILED], "why cnn --json"),

@@ -131,7 +131,7 @@ def _why_none(observed: Observed, workspace: Workspace) -> str:
         why, remedy = f"there are no runs in {workspace.root.path}", "'slurmtrain submit' starts one"
     else:
         why, remedy = f"none of {len(observed.runs)} runs matches", "'slurmtrain status --all' lists all"
-    return f"{why}, so there is no run to report on; {remedy}"
+    return f"{why}, so there is nothing to report; {remedy}"
 
 
 def _left_out(

@@ -129,8 +129,13 @@ def run_rows(
 
 
 def cost_of_all(spending: Spending) -> dict[str, Any]:
-    """The sum of what runs cost, and which of them have no price: ``total`` and ``unpriced`` of ``cost --json``."""
-    return {**spending.total, "unpriced": [dict(each) for each in spending.unpriced]}
+    """What runs cost: ``total`` of ``cost --json``, with ``unpriced``, and its sums by partition as ``partitions``.
+
+    Args:
+        spending: The runs.
+    """
+    by_partition = [{"partition": name, **cost} for name, cost in spending.groups.get("partition", {}).items()]
+    return {**spending.total, "unpriced": [dict(each) for each in spending.unpriced], "partitions": by_partition}
 
 
 def _rank(workspace: Workspace, observed: Observed, question: Question, objective: Objective) -> Ranking | None:

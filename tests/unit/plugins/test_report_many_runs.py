@@ -164,6 +164,9 @@ def test_costs_are_those_of_show(
     sweep, many = (facts["cost"] for facts in pages)
     assert sweep["spent"] == pytest.approx(spent)
     assert many["spent"] == pytest.approx(2 * many["node_hours"])
+    total = printed(workspace, capsys, "cost")
+    assert {name: many[name] for name in total["total"]} == total["total"]
+    assert (many["partitions"], many["unpriced"]) == (total["by"]["partition"], total["unpriced"])
     assert many["interruptions_by_cause"] == {cause: each["count"] for cause, each in pages[1]["interruptions"].items()}
 
 
@@ -254,7 +257,7 @@ def test_mistakes_are_sentences_and_write_nothing(
     target = tmp_path / "page.html"
     for arguments, message in (
         (("report", "nothing"), "there is no run 'nothing'"),
-        (("report", "--where", "state = lost"), f"none of {SIZE + 2} runs matches, so there is no run to report on"),
+        (("report", "--where", "state = lost"), f"none of {SIZE + 2} runs matches, so there is nothing to report"),
         (("report", "--where", "params.lrr > 1"), "did you mean 'params.lr'"),
         (("report", "--since", "yesterday"), "is not a time"),
         (("compare", "0000000001", "--html"), "a comparison needs at least two runs"),
@@ -270,7 +273,7 @@ def test_mistakes_are_sentences_and_write_nothing(
         assert code != 0
         assert f"cannot write {tmp_path}/missing/page.html: " in err
     code, _, err = call(make_workspace(tmp_path / "empty").root.path, capsys, "report")
-    assert (code != 0, "so there is no run to report on" in err) == (True, True)
+    assert (code != 0, "so there is nothing to report" in err) == (True, True)
     assert call(root, capsys, "compare", SWEEP, "--html", str(target), "--json")[0] == 2
 
 

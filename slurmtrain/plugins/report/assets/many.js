@@ -158,6 +158,7 @@
         element("p", { class: "note" }, `Days are those of ${facts.zone}, where this page was made.`));
     }
     Report.section("interruptions", "Interruptions", ...interruptions(facts));
+    Report.runs.costSection(facts);
     if (facts.sweeps.length) Report.section("sweeps", "Sweeps", sweeps(facts));
     fill();
     Report.section("runs", "Runs", filtered, table);

@@ -48,6 +48,11 @@ const Report = (() => {
       const size = Math.abs(value);
       return size >= 1e6 || size < 1e-4 ? value.toExponential(3) : String(Number(value.toPrecision(4)));
     },
+    /* A sum of money, to a hundredth, or of hours: without its unit. */
+    amount(value, unit) {
+      if (!known(value) || unit.endsWith("-hours") || Math.abs(value) < 1) return format.number(value);
+      return value.toLocaleString("en-US", { minimumFractionDigits: 2, maximumFractionDigits: 2 });
+    },
     /* A share from 0 to 1 as percent. */
     share: (value) => (known(value) ? `${Number((100 * value).toPrecision(3))} %` : "–"),
     bytes(value) {

@@ -270,7 +270,7 @@ Report.draws("run", (facts) => {
 
   // --- what is measured, used and paid ---
 
-  const figure = (cost, value) => (cost.currency && Math.abs(value) >= 1 ? value.toFixed(2) : format.number(value));
+  const figure = (cost, value) => format.amount(value, unitOf(cost));
   const unitOf = (cost) => cost.currency ?? cost.unit ?? "";
   const percent = (value) => (known(value) ? `${Number(value.toPrecision(3))} %` : null);
 

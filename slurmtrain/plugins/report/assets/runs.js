@@ -18,7 +18,7 @@ Report.runs = (() => {
   function columns({ params, metrics, runs }) {
     const units = new Set(runs.filter((run) => run.cost).map((run) => run.cost.unit));
     const [unit] = units.size === 1 ? units : [];
-    const money = (value, run) => (known(value) ? rounded(value) + (unit ? "" : ` ${run.cost.unit}`) : "–");
+    const money = (value, run) => (known(value) ? format.amount(value, run.cost.unit) + (unit ? "" : ` ${run.cost.unit}`) : "–");
     const numeric = (name) => runs.every((run) => typeof (run.params?.[name] ?? 0) === "number");
     const own = [
       { name: "name", value: (run) => run.name, differs: true },
@@ -58,12 +58,42 @@ Report.runs = (() => {
   /* The tile of a cost, of a run or of several. */
   function costTile(cost) {
     const more = [
-      cost.interruptions ? `${rounded(cost.lost)} lost to ${format.number(cost.interruptions)} interruptions` : null,
-      known(cost.on_demand) ? `${rounded(cost.on_demand)} on demand` : null,
+      cost.interruptions ? `${format.amount(cost.lost, cost.unit)} lost to ${format.number(cost.interruptions)} interruptions` : null,
+      known(cost.on_demand) ? `${format.amount(cost.on_demand, cost.unit)} on demand` : null,
       ...(cost.unpriced ?? []).map((each) => `without ${format.number(each.runs)} runs: ${each.problem}`),
     ].filter(Boolean).join("; ");
-    return { name: "cost", value: cost.spent && cost.unit !== "node-hours" ? `${rounded(cost.spent)} ${cost.unit}` : null, more };
+    return { name: "cost", value: cost.spent && cost.unit !== "node-hours" ? `${format.amount(cost.spent, cost.unit)} ${cost.unit}` : null, more };
   }
 
-  return { table, spent, rounded, state, distinct, costTile };
+  const MONEY = new Set(["spent", "lost", "saving", "starting", "cost_of_interruption"]);
+
+  /* What runs cost, where there are prices or GPUs: node-hours are on the page anyway. */
+  function costSection({ cost }) {
+    if (!cost.spent || cost.unit === "node-hours") return;
+    const amount = (value) => (known(value) ? `${format.amount(value, cost.unit)} ${cost.unit}` : null);
+    const rate = cost.break_even_interruptions_per_hour;
+    const columns = [
+      ["spent", "spent"], ["lost", "lost"], ["saving", "saving"], ["starting", "starting"], ["interruptions", "interruptions"],
+      ["cost_of_interruption", "one costs"], ["node_hours", "node-hours"], ["gpu_hours", "GPU-hours"],
+    ];
+    Report.section("cost", "Cost",
+      Report.facts([
+        ["spent", amount(cost.spent)],
+        ["of that", ["training", "saving", "starting", "stopping", "lost"].filter((name) => cost[name]).map((name) => `${name} ${format.amount(cost[name], cost.unit)}`).join(", ")],
+        ["an interruption", amount(cost.cost_of_interruption)],
+        ["on demand", amount(cost.on_demand)],
+        ["saved by spot", amount(cost.saved_by_spot)],
+        ["spot pays", known(rate) ? `up to ${rounded(rate)} interruptions an hour; there were ${rounded(cost.interruptions_per_hour)}` : null],
+      ]),
+      cost.unpriced.map((each) => element("p", { class: "note" }, `without ${format.number(each.runs)} runs: ${each.problem}`)),
+      cost.partitions.length > 1 ? Report.table({
+        key: "partitions-table", rows: cost.partitions,
+        columns: [
+          { name: "partition", value: (row) => row.partition },
+          ...columns.filter(([field]) => cost.partitions.some((row) => row[field])).map(([field, name]) => ({ name, number: true, value: (row) => row[field], cell: (row) => (MONEY.has(field) && known(row[field]) ? format.amount(row[field], cost.unit) : rounded(row[field])) })),
+        ],
+      }) : null);
+  }
+
+  return { costSection, table, spent, rounded, state, distinct, costTile };
 })();

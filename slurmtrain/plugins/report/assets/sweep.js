@@ -295,6 +295,7 @@
     const drawCurves = curveSection(facts, marking, shown, (run) => colour(byId.get(run).metrics[judged]), label);
     if (drawCurves) redraws.push(drawCurves);
     if (facts.groups.some((group) => group.count > 1)) Report.section("seeds", "Repetitions", groupTable(facts));
+    Report.runs.costSection(facts);
     const holder = element("div");
     const fill = () => {
       holder.replaceChildren(Report.runs.table(facts, shown(), {

@@ -46,6 +46,8 @@ def test_a_run_over_two_components_is_preempted_and_goes_on_with_the_losses_of_o
     assert (run["step"], run["lost_steps"]) == (STEPS, 0)
     assert [each["cause"] for each in run["attempts"]] == ["preempted", "completed"]
     assert [each["nodes"] for each in run["attempts"]] == [[FIRST, SECOND]] * 2
+    # Each node knows its own component's partition, which decides what it costs.
+    assert {event["partition"] for event in events(site, run_id, "agent")} == {"spot"}
     started = {tuple(sorted(event["processes"])) for event in events(site, run_id, "workers")}
     assert started == {("0",), ("1", "2")}
     steps, losses = zip(*logged_losses(site.runs / run_id), strict=True)

@@ -129,15 +129,20 @@ def this_node(submission: SubmissionDir) -> Node:
 
 def _partition_of(environ: Mapping[str, str], host: str) -> str:
     """The partition of a node's job, or of the component that the node is of; empty if Slurm does not say."""
-    if "SLURM_HET_SIZE" not in environ:
-        return environ.get("SLURM_JOB_PARTITION", "")
-    for name, nodes in environ.items():
-        if name.startswith(_COMPONENT_NODES):
-            with contextlib.suppress(ValueError):
-                if host in expand_hostlist(nodes):
-                    group = name.removeprefix(_COMPONENT_NODES)
-                    return environ.get(f"SLURM_JOB_PARTITION_HET_GROUP_{group}", "")
-    return ""
+    name = "SLURM_JOB_PARTITION"
+    if "SLURM_HET_SIZE" in environ:
+        groups = (each.removeprefix(_COMPONENT_NODES) for each in environ if each.startswith(_COMPONENT_NODES))
+        own = next((group for group in groups if _is_in(host, environ[f"{_COMPONENT_NODES}{group}"])), "")
+        name = f"SLURM_JOB_PARTITION_HET_GROUP_{own}"
+    partition = environ.get(name, "")
+    # Slurm 22.05 names all partitions that the job has waited in, and 24.11 the one that took it.
+    return "" if "," in partition else partition
+
+
+def _is_in(host: str, nodes: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return host in expand_hostlist(nodes)
+    return False
 
 
 def slurm_job_id(environ: Mapping[str, str]) -> str:

@@ -25,6 +25,7 @@ prices:
     local: {node_hour: 0.5}
   on_demand: ondemand
 """
+DOCS = Path(__file__).resolve().parents[3] / "docs" / "cost.md"
 SWEEP = "00000000sw"
 # What the run of the helper costs, in hours on two nodes.
 HOURS = (60 + 30 + 8005 + 3285) / 3600
@@ -59,21 +60,19 @@ def run(root: Path, capsys: pytest.CaptureFixture[str]) -> Run:
     return command
 
 
-def test_cost_of_a_run_says_where_its_money_went_and_when_on_demand_pays(run: Run) -> None:
+def shown_in_docs(first: str, *, inclusive: bool = False) -> list[str]:
+    """The lines of the block on the page that begins with a line: after it, or from it on."""
+    lines = DOCS.read_text().splitlines()
+    begin = lines.index(first) + (not inclusive)
+    return lines[begin : lines.index("```", begin)]
+
+
+def test_cost_of_a_run_says_where_its_money_went_and_when_on_demand_pays(run: Run, root: Path) -> None:
+    (root / "slurmtrain.yaml").write_text("\n".join(shown_in_docs("prices:", inclusive=True)))
     code, out, err = run("cost", "0000000001")
     assert (code, err) == (0, "")
     assert [line.rstrip() for line in out.splitlines()] == [
-        "run 0000000001 (gpt): 50.58 EUR",
-        "",
-        "          EUR",
-        "training  35.58  70.3 %",
-        "saving    0.13   0.3 %",
-        "starting  0.27   0.5 %",
-        "lost      14.60  28.9 %  3 interruptions (3 preempted), 4.87 each",
-        "waiting   0              16m40s in the queue",
-        "",
-        "on demand, without interruptions: 53.97 EUR; 3.39 EUR were saved",
-        "on demand pays from 1.1 interruptions an hour on nodes, at 18m15s lost to each; there were 0.95",
+        line.replace("6am5hhj838", "0000000001") for line in shown_in_docs("$ slurmtrain cost gpt")
     ]
 
 
@@ -274,6 +273,11 @@ def test_a_preview_creates_nothing_and_needs_no_prices(run: Run, root: Path, tmp
     assert (code, out) == (0, "1 run, at most 120.0 GPU-hours and 30.0 node-hours per attempt\n")
     assert not empty.exists()
     run("status")
+    (root / "slurmtrain.yaml").write_text(PRICES)
+    (root / "exp.yaml").write_text(SPEC.format(name="gpt", partition="spot").replace("spares: 1", "spares: 0"))
+    _, out, _ = run("submit", "exp.yaml", "--dry-run", "--executor", "slurm")
+    assert out.splitlines() == shown_in_docs("$ slurmtrain submit --dry-run exp.yaml")
+    (root / "slurmtrain.yaml").write_text("")
     _, out, _ = run("submit", "exp.yaml", "--dry-run", "--executor", "slurm")
     assert out.splitlines()[-1] == "25.3 GPU-hours if they cost what 2 completed runs of that name did"
 

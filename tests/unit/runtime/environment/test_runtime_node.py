@@ -72,6 +72,8 @@ COMPONENTS = {
         ({**SLURM, "SLURM_RESTART_COUNT": "2"}, {"restart": 2, "attempt": 5}),
         ({**SLURM, **ARRAY}, {"job_id": "4700_3", "restart": 1}),
         ({**SLURM, "SLURM_JOB_PARTITION": "spot"}, {"partition": "spot"}),
+        # What it waited in, as Slurm 22.05 says.
+        ({**SLURM, "SLURM_JOB_PARTITION": "ondemand,spot"}, {"partition": ""}),
         # In a heterogeneous job, the first variable is the first component's.
         ({**SLURM, **COMPONENTS, "SLURMD_NODENAME": "b2"}, {"partition": "gpu"}),
         ({**SLURM, **COMPONENTS, "SLURMD_NODENAME": "a1"}, {"partition": "cpu"}),

@@ -48,14 +48,16 @@ Report.draws("scale", (facts) => {
     const measured = runs.filter((run) => known(run.speedup) && fitted.some((each) => each.series === run.series));
     const law = fitted.flatMap((each) => each.law.curve.map(([workers, speedup]) => ({ series: each.series, workers, speedup })));
     const ends = [Math.min(...law.map((point) => point.workers)), Math.max(...law.map((point) => point.workers))];
+    const sizes = [...new Set([...measured.map((run) => run.workers), ...ends])];
     const ideal = ends.map((workers) => ({ workers, speedup: workers / ends[0] }));
     const point = { x: "workers", y: "speedup" };
     section("speedup", "Speed-up",
       legend([...fitted.map((each) => [each.series, colour(each.series)]), ["ideal", "var(--faint)"]]),
       chart("speed-ups over sizes", () => ({
         height: 340,
-        x: { label: fitted[0].unit === "GPU" ? "GPUs" : "processes", type: "log", base: 2, tickFormat: String },
-        y: { label: "speed-up", grid: true, zero: true },
+        x: { label: fitted[0].unit === "GPU" ? "GPUs" : "processes", type: "log", base: 2, ticks: sizes, tickFormat: String },
+        // Both logarithmic: the ideal is a line then.
+        y: { label: "speed-up", type: "log", base: 2, grid: true, tickFormat: String },
         marks: [
           Plot.line(ideal, { ...point, stroke: "var(--faint)", strokeDasharray: "4 4" }),
           Plot.line(law, { ...point, z: "series", stroke: (each) => colour(each.series) }),

@@ -16,7 +16,7 @@ import contextlib
 import os
 import stat
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +26,7 @@ from slurmtrain.model.experiment.kinds import (
     CONFIRM_RUNS,
     MAX_RUNS,
     Amount,
+    Entries,
     Positive,
     Section,
     choice,
@@ -33,6 +34,7 @@ from slurmtrain.model.experiment.kinds import (
     text,
 )
 from slurmtrain.model.experiment.prices import Prices
+from slurmtrain.model.experiment.receivers import Receiver, check_receiver_name
 from slurmtrain.model.urls import DatabaseUrl, check_tracking_uri, is_url, read_database_url
 from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.inherited import expand_home
@@ -71,6 +73,14 @@ class Settings:
     """`submit` asks before it submits a sweep that may take more GPU-hours than this; by default 1000."""
     prices: Prices | None = None
     """What an hour costs in each partition, for [`slurmtrain cost`](../cost.md); null: costs are GPU-hours."""
+    notify: (
+        Annotated[
+            Mapping[str, Receiver],
+            Entries(Section(Receiver), "mapping from names to receivers", check_receiver_name),
+        ]
+        | None
+    ) = None
+    """Who is told what becomes of runs ([docs/notify.md](../notify.md)): receivers by their names."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +88,8 @@ class Config:
     """The effective settings, with absolute paths.
 
     ``shared_root``: the directory that a group shares, where ``runs`` is the user's own; None: nobody else uses it.
-    ``notes``: facts for the user about where the settings come from.
+    ``notify_file``: the file that names the receivers of ``notify``. ``notes``: facts for the user about where the
+    settings come from.
     """
 
     runs: Path
@@ -91,6 +102,8 @@ class Config:
     sweep_confirm_runs: int = CONFIRM_RUNS
     sweep_confirm_gpu_hours: float = CONFIRM_GPU_HOURS
     prices: Prices | None = None
+    notify: Mapping[str, Receiver] = field(default_factory=dict)
+    notify_file: Path | None = None
     shared_root: Path | None = None
     notes: tuple[str, ...] = ()
 
@@ -114,7 +127,7 @@ class _File:
 
 # Keys whose values are paths, keys that are no environment variables, and keys whose values there become numbers.
 _PATHS = ("runs", "registry")
-ONLY_IN_FILES = ("prices",)
+ONLY_IN_FILES = ("prices", "notify")
 _NUMBERS: Mapping[str, type] = {
     "slurm_interval": float, "node_expiry_hours": float, "sweep_confirm_gpu_hours": float, "sweep_max_runs": int,
     "sweep_confirm_runs": int,
@@ -140,8 +153,11 @@ def load_config(
     settings: dict[str, Any] = {}
     notes: list[str] = []
     project = _nearest(cwd, notes)
+    notify_file = None
     for file in _files(project, environ):
-        settings |= _read_file(file)
+        of_file = _read_file(file)
+        notify_file = file.path if "notify" in of_file else notify_file
+        settings |= of_file
     settings |= _read_variables(environ, cwd)
     flags = {"runs": str(cwd / expand_home(runs)) if runs else None, "executor": executor}
     settings |= {key: value for key, value in flags.items() if value is not None}
@@ -155,11 +171,23 @@ def load_config(
         registry=registry_address(settings.get("registry"), root),
         mlflow_uri=settings.get("mlflow_uri"),
         prices=settings.get("prices"),
+        notify=settings.get("notify") or {},
+        notify_file=notify_file,
         shared_root=shared_root,
         notes=tuple(notes),
         # Keys that no source has keep their defaults; 0 is a value.
         **{name: number(settings[name]) for name, number in _NUMBERS.items() if name in settings},
     )
+
+
+def read_receivers(path: Path) -> Mapping[str, Receiver]:
+    """The receivers that a configuration file names, whose path a job was given; none if it is not there.
+
+    Raises:
+        SpecError, PathError: It has mistakes, or cannot be read or trusted.
+    """
+    file = _open(path)
+    return {} if file is None else _read_file(file).get("notify") or {}
 
 
 def registry_address(registry: str | DatabaseUrl | None, root: Path) -> Path | DatabaseUrl:
@@ -289,6 +317,13 @@ def _checked(
                 )
         except ValueError as error:
             report(("registry",), str(error))
+    for name, receiver in (values.get("notify") or {}).items():
+        if receiver.has_secret and not secrets:
+            report(
+                ("notify", name, "to"),
+                "has a URL that others could read here and send to; make the file yours alone (chmod 600), or use "
+                "'url_file' or ${oc.env:NAME}",
+            )
     if mistakes:
         raise SpecError(mistakes)
     for key in _PATHS:

@@ -35,6 +35,7 @@ from slurmtrain.system.inherited import expand_home
 from slurmtrain.system.owned_files import read_readable
 
 IGNORE_FILE = ".slurmtrainignore"
+_CONFIGURATION = "slurmtrain.yaml"
 # Of files, and of what is beside them: more is no code, and takes a job long to set up.
 _MOST_FILES = 100_000
 _MOST_BESIDE = 10_000
@@ -101,6 +102,7 @@ def select_code(source: CodeSource, runs_root: Path) -> CodeSelection:
     files = dict(_stat(root, dict.fromkeys(paths)))
     no_code = {path for each in source.no_code if (path := relative_to_root(each, str(root)))}
     files = {path: files[path] for path in without_places(without_data_directories(files), no_code)}
+    files = {path: status for path, status in files.items() if not _may_have_secrets(path, status)}
     total = sum(status.st_size for status in files.values())
     if total > code.max_size:
         sizes: Counter[str] = Counter()
@@ -115,6 +117,11 @@ def select_code(source: CodeSource, runs_root: Path) -> CodeSelection:
             f"the limit, or {_CURE}"
         )
     return CodeSelection(root, files, _beside(root, files), notes, repositories)
+
+
+def _may_have_secrets(path: str, status: os.stat_result) -> bool:
+    """Whether a file is a configuration that only its owner can read: it is no code, and may have URLs with secrets."""
+    return os.path.basename(path) == _CONFIGURATION and not status.st_mode & (stat.S_IRWXG | stat.S_IRWXO)  # noqa: PTH119
 
 
 def _list_code(source: CodeSource, runs_root: Path) -> tuple[Path, list[str], Sequence[str], list[str]]:

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from slurmtrain.config import Config, load_config
+from slurmtrain.config import Config, load_config, read_receivers
 from slurmtrain.errors import PathError, SpecError
 from slurmtrain.model.urls import DatabaseUrl
 
@@ -214,3 +214,46 @@ def test_a_password_in_a_file_of_the_user_alone_is_used_and_never_shown(project:
     assert registry.password == "s3cret"
     assert str(registry) == "postgresql+psycopg://ann@db/runs"
     assert "s3cret" not in repr(load(project))
+
+
+# --- who is told ------------------------------------------------------------------------------------------------------
+
+
+def test_receivers_are_read_from_the_last_file_that_names_any(project: Path) -> None:
+    user = user_file(project)
+    user.write_text("notify: {mine: 'mailto:me@example.org'}\n")
+    config = load(project)
+    assert ({name: each.to for name, each in config.notify.items()}, config.notify_file) == (
+        {"mine": "mailto:me@example.org"}, user,
+    )  # fmt: skip
+    path = project / "slurmtrain.yaml"
+    path.write_text(
+        "notify:\n  chat: {to: 'https://h/secret', states: [preempted], every: 3}\n  own: {command: tell}\n"
+    )
+    path.chmod(0o600)
+    config = load(project)
+    assert (list(config.notify), config.notify_file) == (["chat", "own"], path)
+    assert (config.notify["chat"].states, config.notify["chat"].every) == (("preempted",), 3)
+    assert read_receivers(path) == config.notify
+    assert read_receivers(project / "missing.yaml") == {}
+    assert "secret" not in repr(config)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{a: {states: [failed]}}", "set 'to', 'url_file' or 'command'"),
+        ("{a: {to: 'https://h/secret', command: x}}", "'to' says already how to reach it"),
+        ("{a: secret}", "expected https://"),
+        ("{a: {command: x, states: [broken]}}", "expected one of started, failed, completed"),
+        ("{'A b': {command: x}}", "expected a short name"),
+        ("{a: 'https://h/secret'}", "make the file yours alone"),
+    ],
+)
+def test_a_mistake_in_a_receiver_is_told_and_shows_no_url(project: Path, text: str, message: str) -> None:
+    (project / "slurmtrain.yaml").write_text(f"notify: {text}\n")
+    (project / "slurmtrain.yaml").chmod(0o644)
+    with pytest.raises(SpecError) as error:
+        load(project)
+    assert message in str(error.value)
+    assert "secret" not in str(error.value)

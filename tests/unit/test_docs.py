@@ -150,7 +150,10 @@ def test_every_yaml_example_is_a_valid_spec_or_configuration(text: str, tmp_path
         path.write_text(text)
         assert load_spec(path, cwd=REPOSITORY, python=sys.executable).runs
     else:
-        (tmp_path / "slurmtrain.yaml").write_text(text)
+        path = tmp_path / "slurmtrain.yaml"
+        path.write_text(text)
+        # It may have secrets.
+        path.chmod(0o600)
         load_config(cwd=tmp_path, environ={"HOME": str(tmp_path)})
 
 

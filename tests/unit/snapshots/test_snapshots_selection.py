@@ -35,6 +35,15 @@ def test_a_second_work_tree_has_a_snapshot_of_its_own(repo: Path) -> None:
     assert (copied(tree) / "train.py").read_text() == "in the tree"
 
 
+def test_a_configuration_that_only_its_owner_can_read_is_no_code(repo: Path) -> None:
+    write(repo, "slurmtrain.yaml", "notify: {hook: https://example.org/secret}\n")
+    (repo / "slurmtrain.yaml").chmod(0o644)
+    assert "slurmtrain.yaml" in paths(*snapshot_of(repo))
+    (repo / "slurmtrain.yaml").chmod(0o600)
+    assert "slurmtrain.yaml" not in paths(*snapshot_of(repo))
+    assert (copied(repo) / "slurmtrain.yaml").is_symlink()
+
+
 def test_a_bare_repository_is_taken_as_a_folder(repo: Path) -> None:
     bare = repo.parent / "bare.git"
     git(repo, "clone", "--quiet", "--bare", ".", str(bare))

@@ -98,6 +98,8 @@ class RunDir:
     """Held by the command that starts, resumes or cancels this run."""
     lease = FixedPath("lease.json")
     """Names the one attempt that may train and publish."""
+    notices = FixedPath("notices")
+    """A file for each message about the run that was sent, or that somebody was about to send."""
     claims = FixedPath("claims")
     """A file for each attempt that another submission follows: the process that creates it must submit."""
     upstreams = FixedPath("upstreams.json")
@@ -327,6 +329,8 @@ class RunsRoot:
         """The history of one run."""
         return self.histories / f"{run_id}.columns"
 
+    notices = FixedPath(".notify")
+    """Since when people are told of runs, and how each receiver fared last."""
     nodes = FixedPath("nodes")
     """Journals of commands about the cluster's nodes."""
     keys = FixedPath("keys")

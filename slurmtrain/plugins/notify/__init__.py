@@ -1,0 +1,1 @@
+"""Telling people what becomes of their runs: ``notify`` in the configuration, from ``watch``, ``sync`` and jobs."""

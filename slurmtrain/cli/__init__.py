@@ -64,7 +64,7 @@ SECTIONS = {
     "Steer runs": "cancel wait",
     "Checkpoints": "checkpoint checkpoints verify prune export",
     "Keep order": "tag note archive delete clean",
-    "Cluster and machines": "preflight doctor drill nodes watch sync metrics",
+    "Cluster and machines": "preflight doctor drill nodes watch sync notify metrics",
     "This installation": "completion schema registry",
 }
 _UNGROUPED = "More commands"
@@ -85,6 +85,7 @@ _OTHER_WORDS = {
             "web dashboard browse site http",
             "'slurmtrain serve' shows live pages of all runs, 'slurmtrain ui' curves in MLflow",
         ),
+        ("notifications alert alerts slack mail webhook", "'slurmtrain notify' shows who is told about runs"),
         ("prometheus exporter grafana", "'slurmtrain metrics' exports the state of all runs to Prometheus"),
         ("stop kill scancel abort terminate down", "'slurmtrain cancel RUN' ends a run"),
         ("run start sbatch launch train up", "'slurmtrain submit SPEC' starts one"),

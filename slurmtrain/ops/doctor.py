@@ -23,6 +23,7 @@ from slurmtrain.ops.shared.views import SCHEMA
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.job import torch_private
 from slurmtrain.slurm.request import signal_lead_s
+from slurmtrain.system.interpreter import NOTICES, load_plugin
 from slurmtrain.system.owned_files import user_name
 
 if TYPE_CHECKING:
@@ -92,6 +93,10 @@ def examine(workspace: Workspace, path: Path | None, overrides: Sequence[str], e
     name = plan.spec.name if plan else ""
     reach = outer_variables.notes_on_ranks([plan]) if plan is not None else []
     findings = [*torch_findings(), *(SiteFinding("ok", "environment", note) for note in reach)]
+    if workspace.config.notify:
+        problems = load_plugin(NOTICES, "check_receivers")(workspace)
+        fix = "`slurmtrain notify --test` tries again"
+        findings += [SiteFinding("warn", "notify", problem, fix) for problem in problems]
     if executor == "local":
         outlooks = [local_outlook(_job_facts(workspace, plan, executor, None))]
         return DoctorReport(executor=executor, name=name, outlooks=outlooks, findings=findings)

@@ -40,7 +40,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.process_limits import make_room
 from slurmtrain.runtime.job.lease import kill_leftovers, runs_with_processes
 from slurmtrain.slurm.parse import second_jobs
-from slurmtrain.system.interpreter import SEARCHES, load_plugin
+from slurmtrain.system.interpreter import NOTICES, SEARCHES, load_plugin
 from slurmtrain.system.locks import locked
 
 if TYPE_CHECKING:
@@ -96,6 +96,7 @@ def sync(workspace: Workspace, only: Collection[str] | None = None, *, track: bo
     doing.observe_again([*acted, *doing.synced.ended])
     if track:
         doing.mirror()
+        doing.notify()
     return doing.synced
 
 
@@ -237,6 +238,15 @@ class _Sync:
         self.synced.problems += outcome.problems
         self.synced.notes += outcome.notes
         self.observe_again(outcome.mirrored)
+
+    def notify(self) -> None:
+        """Tell people what is new about runs, as the configuration says."""
+        if self._workspace.config.notify:
+            try:
+                after_sync = load_plugin(NOTICES, "after_sync")
+                self.synced.problems += after_sync(self._workspace, self.synced.observed.runs)
+            except (SlurmtrainError, OSError) as error:
+                self.synced.problems.append(f"nobody is told about runs: {error}")
 
     # --- first attempts -----------------------------------------------------------------------------------------------
 

@@ -317,6 +317,12 @@ def named(connection: sa.Connection, names: Collection[str]) -> dict[str, IndexR
     return _fetch_index(connection, _index_rows().where(where).order_by(run.id))
 
 
+def ended_since(connection: sa.Connection, at: float) -> list[str]:
+    """The ids of the runs that have ended since ``at``, in seconds since 1970. ``connection``: to query."""
+    run = schema.run.c
+    return sorted(connection.execute(sa.select(run.id).where(run.ended_at >= at)).scalars())
+
+
 def worth_listing(connection: sa.Connection, newest: int, *, folds: bool = False) -> list[str]:
     """The ids of the runs that have not ended and of the ``newest`` that are not put away, oldest first.
 

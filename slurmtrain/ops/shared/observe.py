@@ -97,6 +97,12 @@ class ListedRuns(Mapping[str, "Listed"]):
 
         return self._store.ask(lambda db: queries.worth_listing(db, newest, folds=folds))
 
+    def ended_since(self, at: float) -> list[str]:
+        """The ids of the runs that have ended since ``at``, in seconds since 1970."""
+        from slurmtrain.registry import queries
+
+        return [] if self._store is None else self._store.ask(lambda db: queries.ended_since(db, at))
+
     def state_counts(self) -> dict[str, int]:
         """How many runs there are in each state."""
         from slurmtrain.registry import queries

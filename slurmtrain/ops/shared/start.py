@@ -262,6 +262,7 @@ class _Group:
             mlflow=mlflow_server(self.workspace, attempt.plan),
             pack=self.pack,
             slot=slot,
+            notify=str(self.workspace.config.notify_file or ""),
         )
         try:
             _claim(attempt, submission)

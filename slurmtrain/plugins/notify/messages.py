@@ -104,9 +104,9 @@ def notices_of(run: Run) -> list[Notice]:
         notices.append(replace(base, key="started", kind="started", at=run.started_at, why="", step=None))
     preempted = [each for each in run.attempts if each.cause == "preempted" and each.ended_at is not None]
     for number, attempt in enumerate(preempted, 1):
-        told = replace(base, why=attempt.reason, step=attempt.last_step, attempt=attempt.number)
+        of_attempt = replace(base, why=attempt.reason, step=attempt.last_step, attempt=attempt.number)
         notices.append(
-            replace(told, key=f"preempted-{number}", kind="preempted", number=number, at=attempt.ended_at or 0.0)
+            replace(of_attempt, key=f"preempted-{number}", kind="preempted", number=number, at=attempt.ended_at or 0.0)
         )
     newest = run.newest
     if newest is not None and run.state in ("completed", "failed", "lost"):

@@ -36,7 +36,7 @@ from slurmtrain.model.run.events.agent_events import (
 from slurmtrain.model.run.layout import AttemptDir, SubmissionDir
 from slurmtrain.model.run.lineage import EARLY, UPSTREAM
 from slurmtrain.runtime.agent.finish import AttemptFinish, JobQueue, ask_policy, forbid_requeue, state_of_finished_run
-from slurmtrain.runtime.agent.helpers import STOPPED_S, NodeHelpers, wait_for_others
+from slurmtrain.runtime.agent.helpers import STOPPED_S, NodeHelpers, Teller, wait_for_others
 from slurmtrain.runtime.agent.job_query import JobQuery
 from slurmtrain.runtime.agent.node_round import Begin, MoreNodes, RoundConfig
 from slurmtrain.runtime.agent.node_start import CheckpointFinder, NodeStart, enter_pack, link_log, time_limit_lead
@@ -192,6 +192,8 @@ class NodeAgent:
         self._live: MetricsProcess | None = None
         self.helpers = NodeHelpers(self.plan.spec, attempt, node.index, journal)
         self._environment: Thread | None = None
+        self._teller = Teller(attempt.run, node.launch.notify if node.index == 0 else "")
+        self._is_told = False
         self._start = NodeStart(self, began)
 
     def run(self, stage: Stage) -> AttemptOutcome:
@@ -255,10 +257,15 @@ class NodeAgent:
             self._environment.join(_NOTE_S)
         self._finish.keep_nodes(outcome.attempt_report, self.plan.spec, self._start.at, self.flag)
         starts_again = self._finish.finish(outcome, requeue, self._resumed, self.checkpoints.newest)
+        in_grace = self.flag.raised is not None
         if self._live is not None:
-            self._live.end(in_grace=self.flag.raised is not None)
+            self._live.end(in_grace=in_grace)
         if self.growth is not None:
             self.growth.join()
+        # Last, and never before a restart: the next start tells of this one's end.
+        is_over = lease.ended_as(self.attempt.run, self.node.submission) is not None
+        if not starts_again and (is_over or (self.node.executor == "local" and not in_grace)):
+            self._teller.end(in_grace=in_grace)
         return starts_again
 
     def end_processes_of_setup(self) -> None:
@@ -293,6 +300,9 @@ class NodeAgent:
                 node=self.node.index, master_addr=master[0], master_port=master[1], interface=preflight.interface
             )
         )
+        if not self._is_told:
+            self._is_told = True
+            self._teller.begin()
         spec = self.plan.spec
         lead_s, limit_s = time_limit_lead(spec, self.node.launch.history), spec.resources.time
         config = RoundConfig(

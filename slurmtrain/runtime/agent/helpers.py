@@ -25,8 +25,9 @@ from slurmtrain.model.experiment.plan import REDACTED, Plan
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.interruption.exit_report import ExitReport
 from slurmtrain.model.run.events.agent_events import HelperFailed, NodeEnded
-from slurmtrain.model.run.layout import AttemptDir
+from slurmtrain.model.run.layout import AttemptDir, RunDir
 from slurmtrain.model.urls import redact
+from slurmtrain.runtime.checkpoint.writer_process import IGNORED
 from slurmtrain.runtime.environment import variables
 from slurmtrain.runtime.environment.node import Node
 from slurmtrain.runtime.environment.process_limits import soft_limit_of_ranks, take_limits
@@ -38,6 +39,7 @@ from slurmtrain.runtime.environment.setup_script import (
     node_script,
 )
 from slurmtrain.runtime.job.run_reader import read_events, wait_for_node_0
+from slurmtrain.system.child_process import HelperProcess
 from slurmtrain.system.files import (
     FILE_MODE,
     describe_os_error,
@@ -47,8 +49,12 @@ from slurmtrain.system.files import (
     write_json,
 )
 from slurmtrain.system.inherited import umask_of_ranks
+from slurmtrain.system.interpreter import NOTICES, declared
 from slurmtrain.system.journal import Journal
 
+# How long a node is kept for messages about its run's end, at most; in a grace, the rest of it may be short.
+_TOLD_S = 15.0
+_TOLD_IN_GRACE_S = 5.0
 # How long sidecars have to end by themselves.
 _SIDECAR_S = 5.0
 # How long teardown and sidecars may take if a stop comes while there are no ranks.
@@ -62,6 +68,33 @@ HELPERS: set[int] = set()
 """The processes that this agent has started for its node, and whose exit codes it wants."""
 # What a shell sets for itself, and what is of that process alone.
 _OF_SHELL = frozenset({"_", "SHLVL", "PWD", "OLDPWD", variables.HELPER})
+
+
+class Teller:
+    """Has people told about a run, by processes that the agent waits for only when the run is over."""
+
+    def __init__(self, directory: RunDir, config: str) -> None:
+        """``directory``: the run's. ``config``: the path of the file that says who is told; empty: nobody is."""
+        self._directory = directory
+        self._config = config
+
+    def begin(self) -> HelperProcess | None:
+        """Start to tell what there is to tell now; None if there is nobody, or the process cannot be started."""
+        if not self._config:
+            return None
+        # A process of its own, as receivers may take long to answer. Nothing that runs inside a job imports it.
+        module = next((point.value for point in declared(NOTICES) if point.name == "from_job"), "")
+        orders = json.dumps({"directory": str(self._directory.path), "config": self._config}).encode() + b"\n"
+        try:
+            return HelperProcess(module, orders, variables.environment_of_helper(), IGNORED) if module else None
+        except OSError as error:
+            print(f"slurmtrain: nobody is told about the run: {describe_os_error(error)}", file=sys.stderr, flush=True)
+            return None
+
+    def end(self, *, in_grace: bool) -> None:
+        """Tell the end of the run. ``in_grace``: the job is about to be ended."""
+        if (process := self.begin()) is not None:
+            process.end(_TOLD_IN_GRACE_S if in_grace else _TOLD_S)
 
 
 class NodeHelpers:

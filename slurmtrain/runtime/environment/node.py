@@ -223,7 +223,8 @@ class Launch:
     are newer (seconds since 1970). ``history``: the known interruptions, at submission, where the job will run.
     ``array``: the id of the array that the job is an element of, which is no job's id, and its index. ``mlflow``: the
     URI of the MLflow server that shows the run; empty: it has none. ``pack``: how several runs share the job; ``slot``:
-    the number of this run among them, from 0.
+    the number of this run among them, from 0. ``notify``: the path of the configuration file that says who is told of
+    the run; empty: nobody is.
     """
 
     attempt: int
@@ -235,6 +236,7 @@ class Launch:
     mlflow: str = ""
     pack: Pack | None = None
     slot: int = 0
+    notify: str = ""
 
     def to_dict(self) -> dict[str, Any]:
         """This as JSON."""
@@ -247,6 +249,7 @@ class Launch:
             **({"array": {"id": self.array[0], "index": self.array[1]}} if self.array else {}),
             "mlflow": self.mlflow,
             **({"pack": {**self.pack.to_dict(), "slot": self.slot}} if self.pack else {}),
+            **({"notify": self.notify} if self.notify else {}),
         }
 
     @classmethod
@@ -266,6 +269,7 @@ class Launch:
             mlflow=str(plain.get("mlflow") or ""),
             pack=Pack.from_dict(pack) if pack else None,
             slot=int(pack["slot"]) if pack else 0,
+            notify=str(plain.get("notify") or ""),
         )
 
 

@@ -6,12 +6,14 @@ import json
 import os
 import signal
 import tempfile
+import urllib.request
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from helpers.cluster import Cluster, ClusterSite, Person
+from helpers.rare import rare
 from helpers.site import until
 from helpers.terminal import on_terminal
 
@@ -154,6 +156,40 @@ def test_the_live_page_asks_no_more_often_and_cancels_with_one_scancel(site: Clu
         assert recorder.since() == {"scontrol": 1, "scancel": 1, "squeue": 1}
         terminal.press("q")
         assert terminal.wait_for_end() == 0
+
+
+@rare
+def test_live_pages_in_many_browsers_ask_no_more_often(site: ClusterSite) -> None:
+    recorder = Recorder(site)
+    run_id = site.submit(site.spec(slurm={"hold": True}))
+    environ = {**recorder.environment, "SLURMTRAIN_SLURM_INTERVAL": "600"}
+    serving = site.start("serve", "--interval", "0.5", "--json", env=environ)
+    assert serving.stdout is not None
+    address = json.loads(serving.stdout.readline())
+    server = f"http://127.0.0.1:{address['port']}"
+    opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor(), urllib.request.ProxyHandler({}))
+    opener.open(address["url"])
+    streams = [opener.open(f"{server}/events/run/{run_id}") for _ in range(5)]
+
+    def news() -> list[str]:
+        """The revisions that the next events name."""
+        events = [next(line for line in stream if line.startswith(b"data: ")) for stream in streams]
+        return [json.loads(line[6:])["revision"] for line in events]
+
+    before = news()
+    run = json.load(opener.open(f"{server}/facts/run/{run_id}"))["run"]
+    assert run["pending"]["code"] == "JobHeldUser"
+    assert recorder.since() == {"squeue": 1}
+    site.call("cancel", run_id)
+    after = news()
+    run = json.load(opener.open(f"{server}/facts/run/{run_id}"))["run"]
+    assert run["state"] == "cancelled"
+    assert len({*before}) == len({*after}) == 1
+    assert before != after
+    # The command has its own environment: no page has asked again.
+    assert recorder.since() == {}
+    serving.terminate()
+    assert serving.wait(timeout=60) == 0
 
 
 REFUSED = {

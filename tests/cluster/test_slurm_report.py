@@ -102,9 +102,12 @@ def check_figures(page: Browser, run: dict[str, Any]) -> None:
 
 def draw_pictures(page: Browser) -> None:
     """Draw the pictures of docs/report.md, light and dark."""
+    page.run("scrollTo(0, 0)")
+    page.point_at("#timeline .spans rect[fill='var(--lost)']")
+    page.wait_for("return document.querySelector('#timeline [aria-label=tip]')?.textContent ?? ''", bool)
+    assert "preempted" in page.run("return document.querySelector('#timeline').textContent")
     for theme in ("light", "dark"):
         page.emulate(prefers_color_scheme=theme)
-        page.run("scrollTo(0, 0)")
         drawn = page.picture(1180)
         assert len(drawn) < 250_000
         if os.environ.get("UPDATE_GOLDEN"):

@@ -85,7 +85,7 @@ class Browser:
         actions: list[dict[str, Any]] = [{"type": "pointerMove", "duration": 0, "x": x, "y": y, "origin": element}]
         if clicks:
             actions += [{"type": "pointerDown", "button": 0}, {"type": "pointerUp", "button": 0}]
-        self.run(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'center'}})")
+        self.run(f"document.querySelector({json.dumps(selector)}).scrollIntoView({{block: 'nearest'}})")
         pointer = {"type": "pointer", "id": "mouse", "parameters": {"pointerType": "mouse"}, "actions": actions}
         _ask("POST", f"{self._session}/actions", actions=[pointer])
 

@@ -19,6 +19,7 @@ from slurmtrain.model.run.layout import RunsRoot
 
 # What would show that a page has taken text for something else.
 ATTACK = "</script><img src=x onerror=window.attacked=1><script>window.attacked=1</script>"
+SECRET = "hunter2"
 NAMES = [name for name in draw_names(12) if name.strip()]
 DRAWN = "return document.documentElement.dataset.drawn ?? null"
 # The values of the rows of a table by which it sorts, and how many rows are shown.
@@ -57,7 +58,9 @@ def site(tmp_path: Path) -> Site:
     sim.started(restart=1, nodes=2).rank("session", 0, 1, step=10, world_size=2).rank("total", 0, 1, total_steps=40)
     for step in range(11, 41):
         sim.later(1).reached(step, 1, loss=1 / step)
-    sim.ended("completed", 0, 1).ended("completed", 1, 1).command("noted", text=ATTACK)
+    sim.ended("completed", 0, 1).ended("completed", 1, 1).command("note", text=ATTACK)
+    spec = f"name: {ATTACK}\nsetup:\n- export API_TOKEN={SECRET}\n- curl https://ada:{SECRET}@example.org/data\n"
+    (site.runs / RUN_ID / "spec.yaml").write_text(spec)
     return site
 
 
@@ -71,7 +74,9 @@ def test_a_run_as_a_page_has_the_figures_of_show_and_text_stays_text(site: Site,
     assert site.call("report", RUN_ID, "-o", str(path)).stdout.splitlines() == [str(path)]
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     assert path.stat().st_size < 1_000_000
+    assert SECRET not in path.read_text()
     run = site.show(RUN_ID)
+    assert run["note"] == ATTACK
     assert (run["step"], [each["cause"] for each in run["attempts"]]) == (40, ["preempted", "completed"])
     with browser(tmp_path) as page:
         drawn(page, path)
@@ -90,6 +95,8 @@ def test_a_run_as_a_page_has_the_figures_of_show_and_text_stays_text(site: Site,
         kinds = [kind for kind, seconds in run["seconds"].items() if seconds]
         for row, attempt in zip(rows, run["attempts"], strict=True):
             assert [float(cell) for cell in row[-len(kinds) :]] == [attempt["seconds"][kind] for kind in kinds]
+        spent = page.run("return document.querySelector('#cost [data-field=spent]').dataset.value")
+        assert float(spent) == run["cost"]["spent"]
         saved = {str(each["step"]) for each in run["checkpoints"]}
         assert {row[0] for row in page.run(CELLS % "checkpoints-table")} == saved == {"5", "10"}
         for selector in ("#timeline .spans", "#curves .kept", "#curves .replayed", "#steps svg rect", "#goodput svg"):
@@ -111,6 +118,7 @@ def test_a_run_as_a_page_has_the_figures_of_show_and_text_stays_text(site: Site,
         shown = page.run("return document.body.innerText")
         assert ATTACK in shown
         assert f"rank 1 {ATTACK}" in shown
+        assert "API_TOKEN=<redacted>" in page.run("return document.querySelector('#spec').textContent")
         assert page.complaints() == []
         assert [each for each in page.requests() if not each.startswith("file:")] == []
 
@@ -139,7 +147,7 @@ def test_reports_of_what_there_is_not_or_to_nowhere_are_a_sentence(tmp_path: Pat
     problems: list[tuple[tuple[str, ...], str]] = [
         (("nothing",), "there is no run 'nothing'"),
         (("--since", "soon"), "soon"),
-        (("--where", "state = failed"), "there is nothing to report"),
+        (("--where", "state = failed"), "none of 2 runs matches"),
         (("--where", "stat = failed"), "stat"),
         (("cnn1", "-o", str(tmp_path / "missing" / "page.html")), "No such file or directory"),
         (("cnn1", "-o", str(tmp_path)), "directory"),

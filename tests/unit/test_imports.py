@@ -113,6 +113,14 @@ def test_neither_the_first_status_of_a_run_nor_a_later_one_imports_any_of_the_he
     assert not imported & HEAVY
 
 
+def test_a_page_is_written_without_the_heavy_libraries_and_show_imports_nothing_that_writes_it(one_run: Path) -> None:
+    printed, imported = modules_loaded_by(RUN_AND_TELL, one_run, "report", "@last", "-o", "-")
+    assert printed.startswith("<!doctype html>")
+    assert not imported & HEAVY
+    _, imported = modules_loaded_by(RUN_AND_TELL, one_run, "show", "@last", "+", "why", "@last")
+    assert not imported & (HEAVY | {"jinja2", "markupsafe"})
+
+
 def test_a_status_of_runs_that_have_ended_imports_nothing_that_reads_them(one_run: Path) -> None:
     [run] = (one_run / "runs").iterdir()
     process = {"host": socket.gethostname(), "boot": "before", "pid": 1, "start": 1}

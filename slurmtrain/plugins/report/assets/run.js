@@ -70,7 +70,7 @@ Report.draws("run", (facts) => {
   function marks() {
     const on = (attempt) => timeline.rows.find((row) => row.presences.some(([number]) => number === attempt))?.label;
     const of = (name, kind) => words[name].map((each) => ({ ...each, kind, row: on(each.attempt), x: new Date(each.at) }));
-    return [...of("restarts", "restarted in place"), ...of("hangs", "hang"), ...of("stragglers", "straggler")].filter(({ row, at }) => row && at);
+    return [...of("restarts", "restarted in place"), ...of("hangs", "hang"), ...of("stragglers", "straggler")].filter(({ row, at }) => row && at).sort((one, other) => one.x - other.x);
   }
 
   function timelineSection() {

@@ -92,13 +92,16 @@ class Explanation:
         }
 
 
-def shown_json(workspace: Workspace, runs: ListedRuns, run_id: str) -> dict[str, Any]:
+def shown_json(
+    workspace: Workspace, runs: ListedRuns, run_id: str, explanation: Explanation | None = None
+) -> dict[str, Any]:
     """RUN as ``show --json`` prints it: all details, and why it is in its state.
 
     Args:
         workspace: Where the run is.
         runs: The runs as they were just observed.
         run_id: The run.
+        explanation: Why it is in its state, if that is known already.
 
     Raises:
         RunNotFound: Its directory was deleted.
@@ -110,7 +113,7 @@ def shown_json(workspace: Workspace, runs: ListedRuns, run_id: str) -> dict[str,
     if run is None:
         raise _gone(run_id)
     facts = show_json(workspace, runs[run_id], run)
-    return {**facts, "why": explain(workspace, runs, run_id, ask=False).headline}
+    return {**facts, "why": (explanation or explain(workspace, runs, run_id, ask=False)).headline}
 
 
 def _gone(run_id: str) -> RunNotFound:

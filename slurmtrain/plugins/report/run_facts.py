@@ -22,7 +22,7 @@ from slurmtrain.model.urls import redact
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.run_details import checkpoints_json
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.ops.why import shown_json
+from slurmtrain.ops.why import explain, shown_json
 from slurmtrain.plugins.report.facts import Facts, begin_facts
 from slurmtrain.system.owned_files import read_checked
 
@@ -61,7 +61,8 @@ def run_facts(workspace: Workspace, observed: Observed, run_id: str) -> Facts:
     """
     # As 'show' does: also what a command that lists runs need not look at.
     observed = observe(workspace, [run_id], thorough=True)
-    shown = shown_json(workspace, observed.runs, run_id)
+    explanation = explain(workspace, observed.runs, run_id, ask=False)
+    shown = shown_json(workspace, observed.runs, run_id, explanation)
     run = workspace.store.load(run_id)
     assert run is not None
     directory = workspace.root.run(run_id)
@@ -74,6 +75,7 @@ def run_facts(workspace: Workspace, observed: Observed, run_id: str) -> Facts:
         "timeline": _timeline_facts(run, lines),
         "curves": _curve_facts(run, directory, problems),
         "steps": _step_facts(run, directory, lines, problems),
+        "why": {"details": list(explanation.details), "advice": list(explanation.advice)},
         "words": _words(shown),
         "spec": _spec_text(directory),
         "problems": problems,
@@ -209,6 +211,11 @@ def _words(shown: Mapping[str, Any]) -> Facts:
     newest = attempts[-1] if attempts else None
     return {
         "attempts": [list(_attempt_words(dict(attempt))) for attempt in attempts],
+        # What the rank that failed first printed last.
+        "last_lines": [
+            list((attempt["failures"][0].get("last_lines") or ()) if attempt["failures"] else ())
+            for attempt in attempts
+        ],
         "stragglers": _moments(attempts, "stragglers", describe.describe_straggler),
         "restarts": _moments(attempts, "restarts", describe.describe_restart),
         "hangs": _moments(attempts, "hangs", describe.describe_hang),

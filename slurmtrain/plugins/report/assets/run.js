@@ -39,6 +39,7 @@ Report.draws("run", (facts) => {
       ["comes from", run.parents.map((parent) => `${parent.run} (${parent.relation})`).join(", ")],
       ["led to", run.children.map((child) => `${child.run} (${child.relation})`).join(", ")],
       ["directory", element("code", {}, run.dir)],
+      ["because", facts.why.details.map((line) => element("div", {}, line))], ["what to do", facts.why.advice.map((line) => element("div", {}, line))],
     ]), facts.problems.map((problem) => element("p", { class: "note" }, problem)));
   }
 
@@ -112,7 +113,10 @@ Report.draws("run", (facts) => {
         { name: "lost steps", value: (attempt) => attempt.lost_steps, number: true },
         ...kinds.map((kind) => ({ name: kind, title: MEANING[kind], value: (attempt) => attempt.seconds[kind], cell: (attempt) => format.duration(attempt.seconds[kind]), number: true })),
       ],
-    }), element("details", {}, element("summary", {}, "more about attempts"), run.attempts.map((attempt, index) => [element("h3", {}, `attempt ${attempt.number}`), Report.facts(groups(words.attempts[index]))])));
+    }), element("details", {}, element("summary", {}, "more about attempts"), run.attempts.map((attempt, index) => [
+      element("h3", {}, `attempt ${attempt.number}`), Report.facts(groups(words.attempts[index])),
+      words.last_lines[index].length ? element("pre", {}, words.last_lines[index].join("\n")) : null,
+    ])));
   }
 
   // Facts of one name, such as several hangs, are lines of one value.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.history import History, read_history
 from slurmtrain.model.metrics.chart import outline
-from slurmtrain.model.metrics.curves import MeanCurve, Points
+from slurmtrain.model.metrics.columns import MetricSummary
+from slurmtrain.model.metrics.curves import Curve, MeanCurve, Points
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.plot import Plotted, Repetitions, repetitions
 from slurmtrain.ops.shared.workspace import Workspace
@@ -37,16 +39,16 @@ def curve_facts(
         metrics: The names of metrics, the most important first.
         over: The params that may differ between repetitions, with ``params.``; empty: there are no means.
     """
-    counts = _counts(workspace, runs, metrics)
-    shown = [name for name in metrics if any(name in of_run for of_run in counts.values())]
-    curves = sum(shown[0] in of_run for of_run in counts.values()) if shown else 0
+    summaries = workspace.store.surviving_metrics([run.id for run in runs], metrics)
+    shown = [name for name in metrics if any(name in of_run for of_run in summaries.values())]
+    curves = sum(shown[0] in of_run for of_run in summaries.values()) if shown else 0
     # The further metrics have to share what the first one leaves.
     fitting = max(1, _POINTS // max(1, 4 * _FEWEST * curves))
     chosen = shown[: min(_MOST_METRICS, fitting)]
     notes = [f"the page has no curves of {_listed(shown[len(chosen) :])}"] if len(shown) > len(chosen) else []
     kept, total = [], 0
     for run in runs:
-        total += sum(counts[run.id].get(name, 0) for name in chosen)
+        total += sum(each.points for name, each in summaries.get(run.id, {}).items() if name in chosen)
         if total > _READ:
             break
         kept.append(run)
@@ -61,9 +63,11 @@ def curve_facts(
     facts: dict[str, Any] = {name: {"runs": [], "means": []} for name in chosen}
     # Group by group: the histories of all runs need not fit into memory.
     for group in _groups(kept, over if averages else ()):
-        read = Repetitions(
-            [Plotted(each.run, _history(workspace, each.run, chosen)) for each in group.plotted], group.label
-        )
+        plotted = [
+            Plotted(each.run, _history(workspace, each.run, chosen, summaries.get(each.run.id, {})))
+            for each in group.plotted
+        ]
+        read = Repetitions(plotted, group.label)
         for each in read.plotted:
             for name, curve in each.history.curves.items():
                 if len(curve.kept):
@@ -76,23 +80,30 @@ def curve_facts(
     return facts, notes
 
 
-def _counts(workspace: Workspace, runs: Sequence[Run], metrics: Collection[str]) -> dict[str, dict[str, int]]:
-    """How many values of each metric each run has."""
-    summaries = workspace.store.surviving_metrics([run.id for run in runs], metrics)
-    return {run.id: {name: each.points for name, each in summaries.get(run.id, {}).items()} for run in runs}
-
-
 def _groups(runs: Sequence[Run], over: Sequence[str]) -> Sequence[Repetitions]:
     plotted = [Plotted(run, History({})) for run in runs]
     return repetitions(plotted, over) if over else [Repetitions([each], "") for each in plotted]
 
 
-def _history(workspace: Workspace, run: Run, names: Collection[str]) -> History:
-    """A run's curves; none if its files are gone or somebody else's, which the table does not depend on."""
+def _history(workspace: Workspace, run: Run, names: Collection[str], summaries: Mapping[str, MetricSummary]) -> History:
+    """A run's curves as far as its summaries: what it has logged since would not fit the rest of the page.
+
+    There are none if its files are gone or somebody else's, which the table does not depend on.
+    """
     try:
-        return read_history(run, workspace.root.run(run.id), names)
+        curves = read_history(run, workspace.root.run(run.id), names).curves
     except PathError:
         return History({})
+    if run.ended:
+        return History(curves)
+    return History(
+        {name: Curve(_until(curves[name].kept, each.last_step)) for name, each in summaries.items() if name in curves}
+    )
+
+
+def _until(points: Points, step: int) -> Points:
+    end = bisect_right(points.steps, step)
+    return Points(points.attempts[:end], points.steps[:end], points.times[:end], points.values[:end])
 
 
 def _listed(names: Sequence[str]) -> str:

@@ -121,7 +121,11 @@ def main() -> None:
     with slurmtrain.session(params=PARAMS) as run:
         params = run.params
         torch.manual_seed(params["seed"])
-        model = run.parallelize(Gpt(params["width"], params["heads"], params["layers"], params["context"]))
+        gpt = Gpt(params["width"], params["heads"], params["layers"], params["context"])
+        # Forward and backward, with an addition and a multiplication each: 6 operations for a parameter and a byte.
+        operations = 6 * sum(parameter.numel() for parameter in gpt.parameters()) * params["context"]
+        run.measure(flops_per_sample=operations, tokens_per_sample=params["context"])
+        model = run.parallelize(gpt)
         optimizer = run.optimizer(torch.optim.AdamW, model.parameters(), lr=params["lr"])
         text = standard_library()
         run.checkpoint(model=model, optimizer=optimizer)

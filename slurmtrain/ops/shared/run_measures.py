@@ -9,7 +9,7 @@ import math
 import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from itertools import pairwise
 from pathlib import Path
 from statistics import fmean, median, median_low
@@ -35,6 +35,9 @@ from slurmtrain.system.journal_files import JournalFile, journal_files
 _MEGABYTE = 1e6
 _KWH = 3.6e6
 _RANK = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
+_OF_SCRIPT = re.compile(r"script(?:\.\d+)?\.jsonl")
+# The output of scripts is read four times a second, and has no times of its own: of so many seconds they are good.
+_READ_S = 2.0
 _CPU_USE = "cpu_utilization_percentage"
 # Parts that a run's steps are divided into, to see how much its speed varies, and how many say anything.
 _PARTS, _LEAST_PARTS = 8, 4
@@ -135,7 +138,9 @@ def measure_run(run: Run, directory: RunDir) -> Measures:
     """
     attempts = {attempt.number: attempt for attempt in run.attempts}
     rows: dict[tuple[int, int], list[Segment]] = {}
-    for segment in read_rows(run, directory):
+    # What is guessed of a script's output may be the number of its lines.
+    counts_lines = run.metrics_from is not None and run.step is None
+    for segment in [] if counts_lines else read_rows(run, directory):
         began = segment.block.times[segment.start]
         # Metrics do not say after which restart they were logged: their times do.
         restarts = sum(float(restart["at"]) <= began for restart in attempts[segment.attempt].restarts)
@@ -201,23 +206,32 @@ def error_of_rate(steps: Sequence[int], times: Sequence[float], stalls: Sequence
     return _BY_DEVIATION * median(abs(rate - middle) for rate in rates) / math.sqrt(len(rates)) / middle
 
 
-def times_of_steps(steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = ()) -> list[float]:
+def times_of_steps(
+    steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = (), least_s: float = 0.0
+) -> list[float]:
     """How long steps took, each or, where they were not noted one by one, several of them on average.
 
     Args:
         steps: As of :func:`rate_of_steps`.
         times: As there.
         stalls: As there.
+        least_s: Take the average over as many steps as take so many seconds: times are not more exact.
     """
     waiting = sorted(stalls, reverse=True)
-    took = []
-    for (before, began), (step, ended) in pairwise(zip(steps, times, strict=True)):
+    took: list[float] = []
+    # The last step that is in ``took``, and when it was finished.
+    before, began = (steps[0], times[0]) if steps else (0, 0.0)
+    for step, ended in zip(steps[1:], times[1:], strict=True):
+        if 0 < ended - began < least_s:
+            continue
         stalled = 0.0
         while waiting and waiting[-1][0] < ended:
             at, seconds = waiting.pop()
             stalled += seconds if at >= began else 0.0
         if step > before and ended - began > stalled:
-            took.append((ended - began - stalled) / (step - before))
+            made = step - before
+            took += [(ended - began - stalled) / made] * made
+        before, began = step, ended
     return took
 
 
@@ -257,7 +271,7 @@ class _Start:
 
 
 def _of_start(run: Run, directory: RunDir, start: _Start) -> Measures:
-    attempt, steps, times = start.attempt, start.steps, start.times
+    attempt = start.attempt
     folder = f"{ATTEMPTS}/{attempt.key}/"
     every = journal_files(directory, [])
     journals = [each for each in every if each.metrics_of is None and each.name.startswith(folder)]
@@ -268,31 +282,21 @@ def _of_start(run: Run, directory: RunDir, start: _Start) -> Measures:
     figures = _NodeFigures.read(run, directory, start, workers)
     on_gpus = any(each.memory == "gpu" for each in measured) or bool(figures.memory)
     gpus = round(mean_gpus(run.resources) * len(workers)) or (processes if on_gpus else 0)
-    stalls = [
-        (each.saved_at - (each.seconds or 0.0), each.stall_s)
-        for each in run.checkpoints
-        if each.attempt == attempt.number and each.stall_s
-    ]
-    first = by_rank.get(0, RankMeasured())
-    rate = rate_of_steps(steps, times, stalls, (first.profiled_steps or 0, first.profiled_s or 0.0))
-    # A rank has measured steps alone; of others it is only known when they were finished.
-    took = times_of_steps(steps, times, stalls) if first.step_p50_s is None else []
+    is_read = any(_OF_SCRIPT.fullmatch(each.name.rpartition("/")[2]) for each in journals)
+    pace = _pace(run, start, by_rank.get(0, RankMeasured()), _READ_S if is_read else 0.0)
+    rate = pace.steps_per_second
     counted = next((each for each in measured if each.samples and each.steps), RankMeasured())
     samples = rate * counted.samples / counted.steps if rate and counted.samples and counted.steps else None
     hosts = {rank: attempt.hosts.get(str(node)) for node, each in workers.items() for rank in _ranks_of(each)}
     memory_bytes, memory = _most_memory(measured, figures.memory)
-    return Measures(
+    return replace(
+        pace,
         nodes=len(workers) or None,
         processes=processes or None,
         gpus=gpus,
-        steps_per_second=rate,
-        rate_error=error_of_rate(steps, times, stalls) if rate else None,
-        step_p50_s=first.step_p50_s if first.step_p50_s is not None else quantile(took, 0.5),
-        step_p95_s=first.step_p95_s if first.step_p50_s is not None else quantile(took, 0.95),
         samples_per_second=samples,
         tokens_per_second=samples * counted.tokens_per_sample if samples and counted.tokens_per_sample else None,
         epoch_seconds=counted.epoch_samples / samples if counted.epoch_samples and samples else None,
-        total_seconds=run.total_steps / rate if rate and run.total_steps else None,
         data_wait_share=_mean(each.data_wait_share for each in measured),
         communication_share=_mean(each.communication_share for each in measured),
         memory_bytes=memory_bytes,
@@ -303,6 +307,31 @@ def _of_start(run: Run, directory: RunDir, start: _Start) -> Measures:
         energy_kwh=None if figures.joules is None else figures.joules / _KWH,
         mfu=_mfu(measured, samples, max(processes, gpus)),
         ranks=[_rank_figures(rank, hosts.get(rank), each) for rank, each in sorted(by_rank.items())],
+    )
+
+
+def _pace(run: Run, start: _Start, first: RankMeasured, least_s: float) -> Measures:
+    """How fast the steps of a start were, and nothing else.
+
+    ``first``: what rank 0 has noted. ``least_s``: of how many seconds the times of steps are good.
+    """
+    steps, times = start.steps, start.times
+    if times and times[-1] - times[0] < least_s:
+        steps, times = [], []
+    stalls = [
+        (each.saved_at - (each.seconds or 0.0), each.stall_s)
+        for each in run.checkpoints
+        if each.attempt == start.attempt.number and each.stall_s
+    ]
+    rate = rate_of_steps(steps, times, stalls, (first.profiled_steps or 0, first.profiled_s or 0.0))
+    # A rank has measured steps alone; of others it is only known when they were finished.
+    took = times_of_steps(steps, times, stalls, least_s) if first.step_p50_s is None else []
+    return Measures(
+        steps_per_second=rate,
+        rate_error=error_of_rate(steps, times, stalls) if rate else None,
+        step_p50_s=first.step_p50_s if first.step_p50_s is not None else quantile(took, 0.5),
+        step_p95_s=first.step_p95_s if first.step_p50_s is not None else quantile(took, 0.95),
+        total_seconds=run.total_steps / rate if rate and run.total_steps else None,
     )
 
 

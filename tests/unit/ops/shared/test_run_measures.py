@@ -176,11 +176,35 @@ def test_too_few_steps_have_no_pace(steps: list[int], times: list[float]) -> Non
 
 def test_steps_take_the_time_between_their_ends_without_stalls() -> None:
     steps, times = [1, 2, 3, 5], [100.0, 101.0, 104.0, 108.0]
-    assert times_of_steps(steps, times) == [1.0, 3.0, 2.0]
-    assert times_of_steps(steps, times, [(102.0, 2.0), (99.0, 5.0), (104.5, 2.0)]) == [1.0, 1.0, 1.0]
+    assert times_of_steps(steps, times) == [1.0, 3.0, 2.0, 2.0]
+    assert times_of_steps(steps, times, [(102.0, 2.0), (99.0, 5.0), (104.5, 2.0)]) == [1.0, 1.0, 1.0, 1.0]
     # A clock that was set back, and a script that reports a step twice.
     assert times_of_steps([1, 2, 2, 3], [100.0, 99.0, 99.5, 100.0]) == [0.5]
     assert times_of_steps([4], [1.0]) == []
+
+
+def test_steps_that_are_read_four_times_a_second_take_what_they_take_on_average() -> None:
+    steps = range(1, 1001)
+    # A step each 10 ms, of which 25 are read at once.
+    times = [100 + (step - 1) // 25 * 0.25 + step * 1e-5 for step in steps]
+    took = times_of_steps(steps, times, least_s=2.0)
+    assert took == pytest.approx([0.01] * len(took), rel=0.1)
+    assert len(took) >= 800
+
+
+def test_of_a_script_the_steps_that_it_prints_count_and_not_its_lines(workspace: Workspace) -> None:
+    sim = write_run(workspace, 1, "plain", state="running")
+    assert sim.directory is not None
+    attempt = sim.directory.attempt(sim.job, 0)
+    lines = "".join(
+        json.dumps({"t": sim.now + step, "step": step, "metrics": {"loss": 1.0}}) + "\n" for step in range(9)
+    )
+    attempt.guessed_metrics.write_text(lines)
+    sim.write(f"attempts/{sim.job}.0/script.jsonl", "script_guess", counted=True)
+    assert measures(workspace, sim)["steps_per_second"] is None
+    sim.write(f"attempts/{sim.job}.0/script.jsonl", "script_guess", counted=False)
+    facts = measures(workspace, sim)
+    assert (facts["steps_per_second"], facts["step_p50_s"]) == pytest.approx((1.0, 1.0))
 
 
 def test_of_long_files_of_nodes_a_part_is_read_with_the_last_line(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 Record = Mapping[str, Any]
 # So many runs, and sums of one kind, are listed; --csv and --json have all.
 _SHOWN = 20
+_VERBS = ("is", "are")
 
 
 @options.command("cost @last", "cost --since 2w", "cost --where 'params.lr > 0.1' --csv", looks=True)
@@ -93,10 +94,17 @@ def _missing(spending: Spending) -> Iterator[str]:
     """What is not in the sum, and why."""
     if spending.total["problem"]:
         yield str(spending.total["problem"])
+    without = [run for run in spending.runs if run["unit"] != spending.total["unit"] and run["currency"] is None]
+    if spending.total["currency"] is None and without:
+        hours = formatting.amount(sum(run["spent"] for run in without))
+        plural = len(without) > 1
+        runs = f"{len(without)} run{'s' * plural} without GPUs, with {hours} {without[0]['unit']}"
+        yield f"{runs}, {_VERBS[plural]} not in the sum"
     for each in spending.unpriced:
         hours, unit = (each["gpu_hours"], "GPU-hours") if each["gpu_hours"] else (each["node_hours"], "node-hours")
-        runs = f"{each['runs']} run{'s' * (each['runs'] != 1)}"
-        yield f"{runs} with {formatting.amount(hours)} {unit} are not in the sum: {each['problem']}"
+        plural = each["runs"] != 1
+        runs = f"{each['runs']} run{'s' * plural} with {formatting.amount(hours)} {unit}"
+        yield f"{runs} {_VERBS[plural]} not in the sum: {each['problem']}"
 
 
 def _amount(cost: Record, name: str) -> str:

@@ -218,7 +218,8 @@ def _field_items(context: click.Context, incomplete: str) -> list[CompletionItem
 
     params = (f"params.{param}" for run in _glimpses(context) for param in run.params)
     metrics = _metric_items(context, incomplete if ":" in incomplete else "metrics.")
-    return [*_unique(FIELDS), *_unique(params), *metrics]
+    costs = (f"cost.{part}" for part in ("spent", "lost", "saving", "on_demand", "interruptions", "unit"))
+    return [*_unique(FIELDS), *_unique(costs), *_unique(params), *metrics]
 
 
 @_completing

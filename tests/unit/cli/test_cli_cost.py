@@ -150,6 +150,13 @@ def test_without_prices_costs_are_hours(run: Run, root: Path) -> None:
     total = json.loads(run("cost", "0000000001", "--json")[1])["total"]
     assert (total["currency"], total["unit"], total["problem"]) == (None, "GPU-hours", None)
     assert total["spent"] == total["gpu_hours"] == pytest.approx(8 * HOURS)
+    # Hours of nodes and of GPUs do not add up.
+    workspace = make_workspace(root / "runs")
+    write_run(workspace, 4, "plain", state="completed")
+    _, out, err = run("cost", "0000000001", "plain")
+    assert out.splitlines()[0] == "2 runs: 25.3 GPU-hours"
+    assert err.startswith("warning: 1 run without GPUs, with ")
+    assert err.endswith(" node-hours, is not in the sum\n")
 
 
 def test_runs_without_a_price_are_named_and_are_in_no_sum(run: Run, root: Path) -> None:

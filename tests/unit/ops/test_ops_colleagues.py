@@ -104,6 +104,20 @@ def test_everybody_sees_all_runs_and_only_their_owner_acts_on_them(team: Team) -
     assert after == before
 
 
+def test_costs_of_the_others_are_counted_by_user_if_they_are_asked_for(team: Team) -> None:
+    team.add_run(team.alice, "0123456780")
+    team.add_run(team.bob, "0123456781")
+    team.add_run(team.bob, "0123456782")
+    own = json.loads(team.slurmtrain(team.bob, "cost", "--json").stdout)
+    assert [(run["id"], run["user"]) for run in own["runs"]] == [(f"012345678{n}", str(BOB)) for n in (1, 2)]
+    every = json.loads(team.slurmtrain(team.bob, "cost", "--all", "--json").stdout)
+    by_user = {each["user"]: each["node_hours"] for each in every["by"]["user"]}
+    # All are alike.
+    assert by_user[str(BOB)] == pytest.approx(2 * by_user[str(ALICE)])
+    assert sum(by_user.values()) == pytest.approx(every["total"]["node_hours"])
+    assert every["total"]["node_hours"] > own["total"]["node_hours"] > 0
+
+
 def test_the_group_can_read_what_shows_a_run_and_nothing_else(team: Team) -> None:
     (team.alice.home / "exp.yaml").write_text(SPEC)
     team.alice.take(team.alice.home)

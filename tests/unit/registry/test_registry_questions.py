@@ -47,6 +47,8 @@ QUESTIONS: dict[str, Callable[[Store], Any]] = {
     "smallest": lambda store: store.ask(lambda db: best_candidates(db, Measure("min", "loss"), larger=False, limit=3)),
     "listed": lambda store: store.listed(),
     "runs": lambda store: store.load_all(store.ids()),
+    "charged attempts": lambda store: store.charged_attempts(store.ids()),
+    "completed namesakes": lambda store: store.completed_namesakes(["cnn", "mlp", "none"]),
     "events": lambda store: store.events("0000000001", RunCreated),
     "events of many": lambda store: {run: sorted(map(repr, of_run)) for run, of_run in saves(store).items()},
     "metrics": lambda store: store.surviving_metrics(),

@@ -78,8 +78,11 @@ def test_a_study_of_a_script_that_reports_no_steps_says_so_and_is_not_submitted_
     # The same again is the same study, unless a new one is asked for.
     site.call(*words, code=1)
     assert len(runs(site)) == 2
-    assert "was submitted: 2 runs" in site.call(*words, "--again").stderr
+    assert "was submitted: 2 runs" in site.call(*words, "--again", "--wait", code=1).stderr
     assert len(runs(site)) == 4
+    site.call("delete", runs(site)[-1]["id"], "--yes", "--forget")
+    deleted = site.call(*words, code=2).stderr
+    assert "of this study was deleted: --again submits a new study" in deleted
 
 
 def runs(site: Site) -> list[dict[str, Any]]:

@@ -24,6 +24,7 @@ RULE = (
     "becomes more than 1.5 times as fast"
 )
 """How :func:`advise` decides."""
+LONELY = "one size alone says nothing about others"
 
 
 class RunSize(NamedTuple):
@@ -409,7 +410,7 @@ def advise(series: ScaleSeries) -> str:
     begin = f"{_several(largest.run.size.workers, series.unit)}: "
     begin += "efficiency unknown" if largest.efficiency is None else f"{largest.efficiency:.2f} efficient"
     if fit is None:
-        return f"{begin}; one size alone says nothing about others: a study needs two at least"
+        return f"{begin}; {LONELY}: a study needs two at least"
     worth = fit.worthwhile()
     if worth.value >= fit.limit:
         return (

@@ -121,6 +121,29 @@ def read_study(
         SpecError: The spec is invalid, with what a run of the study sets or without.
         PathError: It cannot be read.
     """
+    executor, parallel = where
+    spec = _load_study(path, overrides, request, parallel, workspace.config.sweep_max_runs)
+    content = "\n".join([executor, *(run.plan.hash for run in spec.runs)])
+    key = f"scale-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
+    number = 1
+    while _record(workspace, f"{key}-{number + 1}"):
+        number += 1
+    record = _record(workspace, f"{key}-{number}")
+    if record and again:
+        number, record = number + 1, {}
+    named = [str(each) for each in record.get("runs") or () if each]
+    runs = [each for each in named if workspace.root.run(each).path.exists()]
+    complete = bool(named and record.get("complete"))
+    # A command that was killed may have named runs that it has not created.
+    if complete and (gone := [each for each in named if each not in runs]):
+        raise UserError(f"run {gone[0]} of this study was deleted: --again submits a new study")
+    return StudySpec(spec=spec, executor=executor, key=f"{key}-{number}", runs=runs, complete=complete)
+
+
+def _load_study(
+    path: Path, overrides: Sequence[str], request: StudyRequest, parallel: int | None, max_runs: int
+) -> SpecFile:
+    """The spec with all runs of a study. Raises UserError, PathError."""
     base = load(path, overrides, ())
     if base.search is not None:
         raise UserError(f"{path} has a search, which chooses its own runs: leave 'sweep.search' out")
@@ -133,28 +156,12 @@ def read_study(
     # The share of communication is one of the figures of a study, unless somebody has said otherwise.
     measured = [] if value_at(plan.template, ("measures", "communication")) is not None else [COMMUNICATION]
     named = [*overrides, *measured, f"name={plan.spec.name[: NAME_LIMIT - len(_SUFFIX)]}{_SUFFIX}"]
-    executor, parallel = where
     sweep = [f"points={points}", *([] if parallel is None else [f"parallel={parallel}"])]
     try:
-        spec = load(path, named, sweep, max_runs=workspace.config.sweep_max_runs)
+        return load(path, named, sweep, max_runs=max_runs)
     except SpecError as error:
         # What a study sets is written by nobody, and too long to be read.
         raise SpecError([_of_study(mistake) for mistake in error.mistakes]) from error
-    content = "\n".join([executor, *(run.plan.hash for run in spec.runs)])
-    key = f"scale-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
-    number = 1
-    while _record(workspace, f"{key}-{number + 1}"):
-        number += 1
-    record = _record(workspace, f"{key}-{number}")
-    if record and again:
-        number, record = number + 1, {}
-    study = StudySpec(spec=spec, executor=executor, key=f"{key}-{number}")
-    if not record.get("runs"):
-        return study
-    runs = [str(each) for each in record["runs"] if each]
-    if gone := [each for each in runs if not workspace.root.run(each).path.exists()]:
-        raise UserError(f"run {gone[0]} of this study was deleted: --again submits a new study")
-    return replace(study, runs=runs, complete=bool(record.get("complete")))
 
 
 def _of_study(mistake: Mistake) -> Mistake:

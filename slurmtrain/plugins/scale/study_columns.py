@@ -8,7 +8,7 @@ from typing import Any
 from slurmtrain.cli import formatting
 from slurmtrain.cli.drawing import Column
 from slurmtrain.model.metrics.chart import Chart, Trace
-from slurmtrain.plugins.scale.scale_tables import RULE, StudyTables, describe_law, plural
+from slurmtrain.plugins.scale.scale_tables import LONELY, RULE, StudyTables, describe_law, plural
 
 _DAY_S = 86_400.0
 Records = Sequence[Mapping[str, Any]]
@@ -112,7 +112,7 @@ class TableText:
         """What follows from the tables, and from which rule."""
         tables = self._tables
         if not tables.series:
-            return []
+            return [] if tables.strategies or tables.hardware else [f"{LONELY}: a study needs two at least"]
         lines = list(tables.sentences)
         laws = [describe_law(series) for series in tables.series]
         # What holds for all series comes once, at the end.

@@ -99,6 +99,11 @@ def test_a_browser_shows_the_tables_and_the_law(root: Path, tmp_path: Path, caps
         assert chromium.requests() == [page.as_uri()]
 
 
+def test_a_single_run_is_no_study(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = call(root, capsys, "scale", "0000000001")
+    assert (code, out.splitlines()[-1]) == (0, "one size alone says nothing about others: a study needs two at least")
+
+
 def test_runs_that_have_not_begun_have_no_tables_and_the_next_command_is_named(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

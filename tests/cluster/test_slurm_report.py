@@ -105,7 +105,7 @@ def draw_pictures(page: Browser) -> None:
     page.run("scrollTo(0, 0)")
     page.point_at("#timeline .spans rect[fill='var(--lost)']")
     page.wait_for("return document.querySelector('#timeline [aria-label=tip]')?.textContent ?? ''", bool)
-    assert "preempted" in page.run("return document.querySelector('#timeline').textContent")
+    assert "SIGKILL" in page.run("return document.querySelector('#timeline [aria-label=tip]').textContent")
     for theme in ("light", "dark"):
         page.emulate(prefers_color_scheme=theme)
         drawn = page.picture(1180)

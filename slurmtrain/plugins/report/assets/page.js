@@ -80,6 +80,8 @@ const Report = (() => {
       const day = `${date.getFullYear()}-${pad(date.getMonth() + 1)}-${pad(date.getDate())}`;
       return `${day} ${pad(date.getHours())}:${pad(date.getMinutes())}:${pad(date.getSeconds())}`;
     },
+    /* A sentence, with the ISO times in it by the reader's clock. */
+    localized: (text) => text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, (moment) => format.time(moment)),
     /* Any value of JSON, as in a spec. */
     value: (value) => (typeof value === "string" ? value : typeof value === "number" ? String(value) : JSON.stringify(value)),
   };
@@ -102,7 +104,7 @@ const Report = (() => {
       state ? element("span", { class: `state ${state}` }, state) : "",
       element("span", { class: "of" }, "as of ", time(of)),
       themeButton(),
-      why ? element("p", { class: "why" }, why) : "",
+      why ? element("p", { class: "why" }, format.localized(why)) : "",
     );
   }
 

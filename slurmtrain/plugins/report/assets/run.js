@@ -14,7 +14,7 @@ Report.draws("run", (facts) => {
   const date = (seconds) => new Date(1000 * seconds);
   const first = Math.min(...timeline.attempts.flatMap(({ intervals }) => intervals.slice(0, 1).map(([, begin]) => begin)));
   const plural = (count, word) => `${format.number(count)} ${word}${count === 1 ? "" : "s"}`;
-  const ended = (attempt) => [attempt.cause ?? attempt.state, attempt.reason].filter(Boolean).join(": ");
+  const ended = (attempt) => [attempt.cause ?? attempt.state, format.localized(attempt.reason)].filter(Boolean).join(": ");
   // Steps to which a run was rolled back: where attempts, and ranks restarted inside of them, began.
   const begins = run.attempts.slice(1).filter((attempt) => known(attempt.first_step));
 
@@ -33,13 +33,13 @@ Report.draws("run", (facts) => {
       { name: "cost", value: cost?.spent ? figure(cost, cost.spent) : null, more: cost?.spent ? `${unitOf(cost)}, ${figure(cost, cost.lost)} lost` : null },
       ...Object.entries(run.metrics).slice(0, 2).map(([name, value]) => ({ name, value: format.number(value), more: "newest" })),
     ]), element("p", {}), Report.facts([
-      ["id", Report.link(run.id)], ["reason", run.reason], ["params", words.params], ["command", run.command && element("code", {}, run.command)],
+      ["id", Report.link(run.id)], ["reason", format.localized(run.reason)], ["params", words.params], ["command", run.command && element("code", {}, run.command)],
       ["submitted", run.submitted_at && time(run.submitted_at)], ["ended", run.ended_at && time(run.ended_at)],
       ["sweep", run.sweep && Report.link(run.sweep)], ["tags", run.tags.join(" ")], ["note", run.note],
       ["comes from", run.parents.map((parent) => `${parent.run} (${parent.relation})`).join(", ")],
       ["led to", run.children.map((child) => `${child.run} (${child.relation})`).join(", ")],
       ["directory", element("code", {}, run.dir)],
-      ["because", facts.why.details.map((line) => element("div", {}, line))], ["what to do", facts.why.advice.map((line) => element("div", {}, line))],
+      ["because", facts.why.details.map((line) => element("div", {}, format.localized(line)))], ["what to do", facts.why.advice.map((line) => element("div", {}, format.localized(line)))],
     ]), facts.problems.map((problem) => element("p", { class: "note" }, problem)));
   }
 
@@ -64,7 +64,11 @@ Report.draws("run", (facts) => {
   function tellSpan({ attempt: number, kind, begin, end, row }) {
     const attempt = attempts.get(number);
     const lines = [`attempt ${number}${row === "queue" ? "" : ` on ${row}`}`, `${kind}: ${MEANING[kind]}`, `${format.duration(end - begin)}, from ${format.time(begin)} to ${format.time(end).slice(11)}`];
-    if (kind === "stop" || kind === "lost") lines.push(`ended: ${ended(attempt)}`);
+    if (kind === "stop" || kind === "lost") {
+      // What ended these ranks: the next restart in place, else the end of the attempt.
+      const restart = words.restarts.find((each) => each.attempt === number && Date.parse(each.at) / 1000 >= begin);
+      lines.push(restart ? `restarted in place: ${restart.text}` : `ended: ${ended(attempt)}`);
+    }
     return printable(lines.join("\n"));
   }
 
@@ -106,7 +110,7 @@ Report.draws("run", (facts) => {
       key: "attempts", most: 25, caption: "Attempts, and their seconds by kind", rows: run.attempts, rowAttributes: (attempt) => ({ data: { attempt: attempt.number } }),
       columns: [
         { name: "attempt", value: (attempt) => attempt.number, number: true },
-        { name: "ended", value: (attempt) => attempt.cause ?? attempt.state, cell: (attempt) => [element("span", { class: `state ${attempt.state}` }, attempt.cause ?? attempt.state), element("div", { class: "note" }, attempt.reason)], long: true },
+        { name: "ended", value: (attempt) => attempt.cause ?? attempt.state, cell: (attempt) => [element("span", { class: `state ${attempt.state}` }, attempt.cause ?? attempt.state), element("div", { class: "note" }, format.localized(attempt.reason))], long: true },
         { name: "nodes", value: (attempt) => attempt.nodes.length, number: true },
         { name: "started", value: (attempt) => attempt.started_at, cell: (attempt) => time(attempt.started_at) },
         { name: "steps", value: (attempt) => attempt.last_step, cell: (attempt) => (known(attempt.last_step) ? `${attempt.first_step ?? "?"} – ${attempt.last_step}` : "–"), number: true },

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 _METRICS_SHOWN = 3
 # Nodes without a range between them, such as tb[1,3,5], could fill a screen.
 _LONGEST = 60
-_LEAST_AMOUNT = 0.001
+_LEAST_AMOUNT, _LEAST_MONEY = 0.001, 0.01
 _BAR_CELLS = 8
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 
@@ -68,9 +68,11 @@ def amount(value: float, currency: str | None = None) -> str:
     """An amount of money, or of hours if there is no ``currency``, as people write it."""
     if abs(value) >= 1000 or not value:
         return f"{value:,.0f}"
+    if currency and abs(value) >= _LEAST_MONEY:
+        return f"{value:.2f}"
     if abs(value) < 1:
         return f"{value:.2g}" if abs(value) >= _LEAST_AMOUNT else f"<{_LEAST_AMOUNT}"
-    return f"{value:.2f}" if currency else f"{value:.1f}"
+    return f"{value:.1f}"
 
 
 def files(count: int) -> str:

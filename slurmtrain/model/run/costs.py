@@ -257,12 +257,7 @@ def cost_json(
     has_gpus = any(charges.gpu_hours.values()) if has_gpus is None else has_gpus
     unit = currency if charges.money is not None else None
     amounts = _amounts(charges, unit, has_gpus)
-    interruptions = sum(charges.interruptions.values())
-    per_interruption = amounts.get(LOST, 0.0) / interruptions if interruptions else None
-    paid, on_demand = charges.outside
-    kept = None if charges.on_demand is None else sum(charges.on_demand.get(each, 0.0) for each in KEPT)
     spent = sum(amounts.values())
-    hours_lost = _share(charges.node_hours, LOST) * charges.hours / interruptions if interruptions else 0.0
     return {
         "currency": unit,
         "unit": unit or (GPU_HOURS if has_gpus else NODE_HOURS),
@@ -273,15 +268,29 @@ def cost_json(
         "hours": charges.hours,
         "node_hours": sum(charges.node_hours.values()),
         "gpu_hours": sum(charges.gpu_hours.values()),
-        "interruptions": interruptions,
-        "interruptions_by_cause": dict(charges.interruptions),
-        "interruptions_per_hour": interruptions / charges.hours if charges.hours else None,
-        "cost_of_interruption": per_interruption,
-        "hours_of_interruption": hours_lost if interruptions else None,
-        "on_demand": kept,
-        "saved_by_spot": kept - spent if kept is not None and on_demand else None,
-        "break_even_interruptions_per_hour": break_even_rate(paid, on_demand, hours_lost) if on_demand else None,
+        **_interruptions_json(charges, amounts.get(LOST, 0.0), spent),
         "problem": charges.problem or None,
+    }
+
+
+def _interruptions_json(charges: Charges, lost: float, spent: float) -> dict[str, Any]:
+    """What interruptions cost, and what the same would have cost without them; ``lost`` of what was ``spent``."""
+    count = sum(charges.interruptions.values())
+    hours_lost = _share(charges.node_hours, LOST) * charges.hours / count if count else None
+    paid, on_demand = charges.outside
+    kept = None if charges.on_demand is None else sum(charges.on_demand.get(each, 0.0) for each in KEPT)
+    is_compared = kept is not None and on_demand > 0
+    return {
+        "interruptions": count,
+        "interruptions_by_cause": dict(charges.interruptions),
+        "interruptions_per_hour": count / charges.hours if charges.hours else None,
+        "cost_of_interruption": lost / count if count else None,
+        "hours_of_interruption": hours_lost,
+        "on_demand": kept,
+        "saved_by_spot": kept - spent if is_compared and kept is not None else None,
+        "break_even_interruptions_per_hour": break_even_rate(paid, on_demand, hours_lost or 0.0)
+        if is_compared
+        else None,
     }
 
 

@@ -26,7 +26,6 @@ from types import FrameType
 
 from slurmtrain.model.experiment.sections import ScriptMetricsSpec
 from slurmtrain.model.experiment.spec import Spec
-from slurmtrain.model.metrics.guessed_lines import GuessReader
 from slurmtrain.model.metrics.script_output import LineReader, OutputRow, StepCounter, reader_of
 from slurmtrain.model.run.events.rank_events import OutputUnderstood, ScriptProgressed, ScriptUnread
 from slurmtrain.model.run.layout import GUESSED_METRICS, METRICS, AttemptDir, SubmissionDir
@@ -86,6 +85,14 @@ class Orders:
             before = file.read(_COMPARED_BYTES)
         plain = None if spec is None else asdict(spec)
         return cls(plain, str(attempt.path), attempt.round, str(path), begin, before.decode("latin-1"), counted)
+
+
+def guess_reader() -> LineReader:
+    """A reader of lines of which nobody has said how they look."""
+    # Its expressions take longer to compile than all else that an agent needs of this module, and few agents need them.
+    from slurmtrain.model.metrics.guessed_lines import GuessReader
+
+    return GuessReader()
 
 
 class GrowingFile:
@@ -155,7 +162,7 @@ class OutputReader:
         self._spec = ScriptMetricsSpec(**(orders.spec or {}))  # type: ignore[arg-type]
         self._attempt = AttemptDir(Path(orders.attempt), orders.round)
         self._file = GrowingFile(orders.path, orders.begin, orders.before.encode("latin-1"))
-        self._reader: LineReader = GuessReader() if self._is_guess else reader_of(self._spec)
+        self._reader = self._new_reader()
         self._counter = StepCounter(orders.counted)
         self._understood: OutputUnderstood | None = None
         # Nobody has asked for guesses: of a flood of lines, some are passed over.
@@ -187,7 +194,7 @@ class OutputReader:
             if self._file.restarts != self._restarts:
                 # It was written anew, with the rows that were read already, unless none were.
                 self._restarts = self._file.restarts
-                self._reader = GuessReader() if self._is_guess else reader_of(self._spec)
+                self._reader = self._new_reader()
                 self._rows_before, self._rows = max(self._rows_before, self._rows), 0
             if not self._read_line(line) or (last and time.monotonic() > give_up_at):
                 return False
@@ -200,6 +207,9 @@ class OutputReader:
                 self._journal.write(ScriptProgressed(last_step=self._step, total_steps=self._spec.total or self._total))
             self._metrics.close()
         self._journal.close()
+
+    def _new_reader(self) -> LineReader:
+        return guess_reader() if self._is_guess else reader_of(self._spec)
 
     def _read_line(self, line: str) -> bool:
         begun = time.process_time()
@@ -406,7 +416,7 @@ class OutputWatch:
                 file.seek(max(self._looked_until, size - _SAMPLE_BYTES))
                 text = file.read(_SAMPLE_BYTES)
             self._looked_until = size
-            reader = GuessReader()
+            reader = guess_reader()
             lines = text.replace(b"\r", b"\n").split(b"\n")[-_SAMPLE_LINES:]
             if any(row.metrics for line in lines if (row := reader.read(line.decode(errors="replace"))) is not None):
                 self._start()

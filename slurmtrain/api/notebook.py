@@ -45,7 +45,7 @@ class RunList(list["RunHandle"]):
             for run, values in ((run, dict(flattened(run["params"]))) for run in runs)
         ]
         caption = (
-            describe_sweep(runs)
+            describe_sweep(runs, self[0]._objective())
             if is_sweep
             else f"{len(runs)} {'run' if len(runs) == 1 else 'runs'}: {count_states(states)}"
         )

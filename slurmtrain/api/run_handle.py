@@ -24,6 +24,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 if TYPE_CHECKING:
     import pandas as pd
 
+    from slurmtrain.model.query.folding import Objective
     from slurmtrain.ops.why import Explanation
 
 T = TypeVar("T")
@@ -463,6 +464,13 @@ class RunHandle:
             # Python comes here too when the caller drops the iterator halfway: it closes the generator.
             finally:
                 workspace.close()
+
+    def _objective(self) -> Objective | None:
+        """What it is for, as its search or its spec says; None if they do not."""
+        from slurmtrain.ops.query.select import objectives_of
+
+        with calling(self._config, again=True) as call:
+            return objectives_of(call.workspace, {self.id: self.id}).get(self.id)
 
     def _load(self) -> Run:
         """It with its attempts and checkpoints, read when they are first asked for."""

@@ -131,13 +131,14 @@ _SWEPT, _VALUES = 6, 3
 _WORDS, _SHORTEST = re.compile(r".*[-_/ ]", re.S), 5
 
 
-def describe_sweep(runs: Sequence[Mapping[str, Any]]) -> str:
+def describe_sweep(runs: Sequence[Mapping[str, Any]], objective: Objective | None = None) -> str:
     """All that a list says of a sweep, in a line: below a list of its runs, or above it.
 
     Args:
         runs: RUN of the JSON of each.
+        objective: As in :func:`fold_sweep`.
     """
-    line = fold_sweep(runs)
+    line = fold_sweep(runs, objective)
     parts = (line["state"], ", ".join(swept_texts(line)), best_text(line), errors_text(line))
     return f"sweep {line['id']}: {'; '.join(filter(None, parts))}"
 

@@ -482,7 +482,7 @@ def _line(workspace: Workspace, of_line: Sequence[Listed]) -> Mapping[str, Any]:
     records = [RunRecord(workspace, listed) for listed in of_line]
     if len(records) == 1:
         return records[0]
-    folded = fold_sweep(records)
+    [folded] = fold_records(workspace, records)
     # What all of them wait for, or why they will never start.
     reasons = {record["reason"] for record in records if record["reason"]}
     return {**folded, "reason": reasons.pop()} if len(reasons) == 1 and not folded["errors"] else folded

@@ -5,6 +5,7 @@ from __future__ import annotations
 from html.parser import HTMLParser
 
 import pytest
+from helpers.queried_runs import SWEEP, write_run
 from helpers.simulated_run import SimulatedRun
 
 import slurmtrain
@@ -61,6 +62,14 @@ def test_a_sweep_is_a_table_of_what_differs_below_a_line_that_sums_it_up(registr
     assert rows[0][:3] == [runs[0].name, runs[0].id, runs[0].state]
     assert Table(RunList(runs[:1])._repr_html_()).paragraphs == ["1 run: 1 completed"]
     assert RunList()._repr_html_() == "<p>no runs</p>"
+
+
+def test_the_best_run_is_by_the_metric_whose_checkpoints_the_spec_keeps(workspace: Workspace) -> None:
+    keep = {"checkpoint": {"keep": {"best": {"metric": "margin", "mode": "max"}}}}
+    for number in (1, 2):
+        metrics = {"loss": number, "margin": number}
+        write_run(workspace, number, params={"lr": number}, metrics=metrics, sweep=SWEEP, spec=keep)
+    assert Table(slurmtrain.Registry().runs()._repr_html_()).paragraphs[0].endswith("; best 0000000002 margin=2")
 
 
 def test_a_run_is_a_table_of_facts_and_a_comparison_one_of_runs_the_best_first(registry: slurmtrain.Registry) -> None:

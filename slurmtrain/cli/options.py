@@ -214,12 +214,15 @@ def _metric_items(context: click.Context, incomplete: str) -> list[CompletionIte
 
 
 def _field_items(context: click.Context, incomplete: str) -> list[CompletionItem]:
+    from slurmtrain.model.diagnosis.usage import RESOURCES
     from slurmtrain.ops.shared.views import FIELDS
 
     params = (f"params.{param}" for run in _glimpses(context) for param in run.params)
     metrics = _metric_items(context, incomplete if ":" in incomplete else "metrics.")
     costs = (f"cost.{part}" for part in ("spent", "lost", "saving", "on_demand", "interruptions", "unit"))
-    return [*_unique(FIELDS), *_unique(costs), *_unique(params), *metrics]
+    figures = ("", ".used", ".asked", ".suffices", ".request", ".why")
+    usage = (f"usage.{resource}{figure}" for resource in RESOURCES for figure in figures)
+    return [*_unique(FIELDS), *_unique(costs), *_unique(usage), *_unique(params), *metrics]
 
 
 @_completing

@@ -58,6 +58,8 @@ CALLS = {
     "drill": ("drill", "gpus.yaml", "--executor", "local"),
     "scale": ("scale", "gpus.yaml", "--nodes", "1,2", "--executor", "local"),
     "metrics": ("metrics",),
+    # A port that browsers refuse: it ends at once.
+    "serve": ("serve", "--port", "6665"),
     "nodes": ("nodes",),
     "nodes forgive": ("nodes", "forgive", "n1"),
     "registry": ("registry", "rebuild"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -95,6 +96,16 @@ def test_what_was_before_anybody_was_told_or_is_old_is_told_nobody(listening: Wo
     os.utime(listening.root.notices / "since", (1.0, 1.0))
     sync(listening)
     assert hook.kinds == ["started", "completed"]
+
+
+def test_a_deleted_run_is_told_to_nobody_again(listening: Workspace, hook: Webhook) -> None:
+    sim = begin(listening).ended("completed", over="completed")
+    sync(listening)
+    assert len(hook.requests) == 2
+    sim.command("delete", bytes=1)
+    shutil.rmtree(listening.root.run(RUN_ID).notices)
+    sync(listening)
+    assert len(hook.requests) == 2
 
 
 def test_what_is_older_than_a_day_is_told_nobody(listening: Workspace, hook: Webhook) -> None:

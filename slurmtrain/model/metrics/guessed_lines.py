@@ -82,8 +82,11 @@ _BESIDE = re.compile(r"(?!(?:info|time|eta|elapsed|epoch|sec|left|remaining|it|m
 _NO_STEP_AFTER = re.compile(
     r"\b(?:per|each|every|max|min|total|num|warmup|save|log|eval|of|a|one)[\s_-]+$", re.IGNORECASE
 )
+# "epochs: 10" is a setting.
 _EPOCH = re.compile(
-    r"(?<![\w./-])epochs?['\"]?\s*[:=#]?\s*[\[(]?\s*(?P<step>\d[\d,]*)" + _TOTAL + r"(?![\w%]|[.,-]\d|:\d)",
+    r"(?<![\w./-])epoch(?:s(?!['\"]?\s*[:=]))?['\"]?\s*[:=#]?\s*[\[(]?\s*(?P<step>\d[\d,]*)"
+    + _TOTAL
+    + r"(?![\w%]|[.,-]\d|:\d)",
     re.IGNORECASE,
 )
 _BATCH = re.compile(r"(?<![\w./-])batch\s*[:=#]?\s*[\[(]?\s*(?P<step>\d+)\s*(?:/|of)\s*(?P<total>\d+)(?![\w.%/])", re.I)
@@ -95,7 +98,9 @@ _BAR = re.compile(
 )
 # [1/10][ 5/100], [0][ 5/100], [5/100]: the last one counts.
 _BRACKETS = re.compile(r"(?<![\w.])(?:\[\s*\d+(?:/\d+)?\]\s*)?\[\s*(?P<step>\d+)\s*/\s*(?P<total>\d+)\](?![\w.])")
-_OTHERS = (("bar", _BAR), ("batch", _BATCH), ("brackets", _BRACKETS))
+# | 200/ 2983 batches |, as in PyTorch's word language model
+_BATCHES = re.compile(r"(?<![\w./])(?P<step>\d+)\s*/\s*(?P<total>\d+)\s+batches\b", re.IGNORECASE)
+_OTHERS = (("bar", _BAR), ("batch", _BATCH), ("batch", _BATCHES), ("brackets", _BRACKETS))
 _WITHIN_EPOCHS = ("bar", "batch", "brackets")
 # Samples of an epoch, as in PyTorch's own examples: [640/60000 (1%)]
 _SAMPLES = re.compile(r"\[\s*\d+/\d+\s*\(\s*[\d.]+%\s*\)\s*\]")

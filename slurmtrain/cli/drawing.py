@@ -187,7 +187,8 @@ def wrap(text: str, width: int) -> list[str]:
     from rich.console import Console
     from rich.text import Text
 
-    return [line.plain.strip() for line in Text(text).wrap(Console(), width, overflow="fold")] or [""]
+    # Terminals that do not know their size report 0.
+    return [line.plain.strip() for line in Text(text).wrap(Console(), max(width, 1), overflow="fold")] or [""]
 
 
 def shorten_names(names: Sequence[str], width: int) -> list[str]:

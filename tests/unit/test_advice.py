@@ -69,7 +69,7 @@ def test_commands_and_options_in_messages_exist() -> None:
 def test_keys_in_messages_exist() -> None:
     wrong = []
     for place, text in messages():
-        for key in re.findall(rf"(?<![\w.{{}}/-])((?:{SECTIONS})(?:\.[a-z_]+)+)\b(?![(/])", text):
+        for key in re.findall(rf"(?<![\w.{{}}/-])((?:{SECTIONS})(?:\.(?!md\b)[a-z_]+)+)\b(?![(/])", text):
             is_key = (
                 key in KEYS or BELOW.fullmatch(key) or any(key.startswith(f"{each}.") for each in ("params", "env"))
             )

@@ -60,6 +60,9 @@ CALLS = {
     "metrics": ("metrics",),
     # A port that browsers refuse: it ends at once.
     "serve": ("serve", "--port", "6665"),
+    "report": ("report", RUN_ID, "-o", "-"),
+    "cost": ("cost", RUN_ID),
+    "notify": ("notify",),
     "nodes": ("nodes",),
     "nodes forgive": ("nodes", "forgive", "n1"),
     "registry": ("registry", "rebuild"),

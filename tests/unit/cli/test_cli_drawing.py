@@ -54,6 +54,8 @@ def test_text_is_wrapped_between_words_where_that_is_possible() -> None:
     assert wrap("a-very-long-word b", 8) == ["a-very-l", "ong-word", "b"]
     assert wrap("学習率が高い", 5) == ["学習", "率が", "高い"]
     assert wrap("", 5) == [""]
+    # A terminal that does not know its size.
+    assert wrap("one", 0) == ["o", "n", "e"]
 
 
 def test_parts_stay_whole_and_continue_below_the_beginning() -> None:

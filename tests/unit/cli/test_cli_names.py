@@ -23,6 +23,7 @@ TAKES = {
     "best": ([COMPLETED, FAILED], "best cnn --by acc --top 9 --json"),
     "plot": (ALL, "plot cnn acc --json"),
     "scale": (ALL, "scale cnn --json"),
+    "cost": (ALL, "cost cnn --json"),
     "show": ([OPEN], "show cnn --json"),
     "doctor": ([FAILED], "doctor cnn --json"),
     "why": ([FAILED], "why cnn --json"),
@@ -41,8 +42,8 @@ TAKES = {
     "wait": (ALL, "wait cnn --json"),
     "delete": (ALL, "delete cnn --yes --json"),
 }
-# With tests of their own: they submit, or start a server.
-ELSEWHERE = {"rerun", "ui"}
+# With tests of their own: they submit, start a server, or write a page.
+ELSEWHERE = {"rerun", "ui", "report"}
 
 
 @pytest.fixture(scope="module")

@@ -111,7 +111,7 @@ def submit_command(
     from slurmtrain.ops.shared.trackers import describe_next
     from slurmtrain.ops.submit import load_all, merge_specs, split_sources, submit_specs
     from slurmtrain.ops.submit.chained_runs import start_overrides
-    from slurmtrain.ops.submit.notes import preview
+    from slurmtrain.ops.submit.previews import preview
 
     limits = {"parallel": parallel, "pack": pack}
     sweep = (*sweep, *(f"{key}={value}" for key, value in limits.items() if value is not None))
@@ -161,7 +161,7 @@ def is_affordable(workspace: Workspace, spec: SpecFile) -> bool:
 
     ``workspace``: where the runs would go. ``spec``: the sweep.
     """
-    from slurmtrain.ops.submit.notes import large_sweep
+    from slurmtrain.ops.submit.previews import large_sweep
 
     large = large_sweep(workspace.config, spec)
     if not large:

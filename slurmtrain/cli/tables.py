@@ -24,8 +24,7 @@ from slurmtrain.model.query.folding import is_folded, states_of
 
 if TYPE_CHECKING:
     from slurmtrain.cli.drawing import Drawing
-    from slurmtrain.ops.submit.estimates import Estimate
-    from slurmtrain.ops.submit.notes import Preview
+    from slurmtrain.ops.submit.previews import Estimate, Preview
 
 # Cells that a column which wraps keeps on a narrow terminal.
 _LEAST_WRAPPED = 20

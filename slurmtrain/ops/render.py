@@ -16,7 +16,7 @@ from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load
 from slurmtrain.ops.submit.code_snapshots import with_snapshots
-from slurmtrain.ops.submit.notes import Preview, preview
+from slurmtrain.ops.submit.previews import Preview, preview
 from slurmtrain.runtime.environment.setup_script import local_script
 from slurmtrain.slurm import outer_variables
 from slurmtrain.slurm.request import make_request

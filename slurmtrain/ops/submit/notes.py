@@ -1,4 +1,4 @@
-"""Notes for a person before runs are created: what may go wrong with them, what is submitted, and the most it may cost.
+"""Notes for a person before runs are created: what may go wrong with them.
 
 A note is a line, once for all runs of a sweep.
 """
@@ -10,19 +10,15 @@ import os
 import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path, PurePath
-from typing import TYPE_CHECKING, Any
 
-from slurmtrain.config import Config
 from slurmtrain.model.environment import describe_obsolete
 from slurmtrain.model.experiment.command_words import NamedPath, paths_read, paths_written
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.slurm_options import runs_in_container, unknown_srun_options
-from slurmtrain.model.experiment.sweep import Pack, SweepCost, cost_of
-from slurmtrain.model.experiment.sweep_values import SearchSpec
+from slurmtrain.model.experiment.sweep import Pack
 from slurmtrain.model.run.layout import RunDir
-from slurmtrain.ops.shared.shared_jobs import pack_of_group, request_key, split_groups
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit.command_script import (
     NEEDED,
@@ -35,11 +31,7 @@ from slurmtrain.ops.submit.command_script import (
 )
 from slurmtrain.slurm import outer_variables
 from slurmtrain.slurm.slurm_commands import read_options
-from slurmtrain.specfile import PlannedRun, SpecFile
 from slurmtrain.system.locks import mount_of
-
-if TYPE_CHECKING:
-    from slurmtrain.ops.submit.estimates import Estimate
 
 _TEMPORARY = "/tmp"  # noqa: S108 (nothing is written there)
 # File systems in memory: local to one machine.
@@ -182,99 +174,3 @@ def _shared_by_runs(plans: Sequence[Plan]) -> Iterator[str]:
             if named.option == _PATTERN:
                 cure = f"write '{{checkpoint_dir}}/{name}' there, and {{checkpoint_dir}} in the command"
             yield f"{count} runs write to the same {named}; {cure}"
-
-
-# --- previews --------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Preview:
-    """The runs of a spec. ``keys``: those that vary. ``notes``: what ``submit`` would warn of in the spec.
-
-    ``price``: what they may cost. ``search``: the search that chooses the values of runs, whose only run here is an
-    example.
-    """
-
-    runs: Sequence[PlannedRun]
-    keys: Sequence[str]
-    cost: SweepCost
-    price: Estimate
-    notes: Sequence[str]
-    search: SearchSpec | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """What ``submit --dry-run --json`` prints."""
-        runs = [
-            {
-                "name": run.plan.spec.name,
-                "plan_hash": run.plan.hash,
-                "varies": dict(run.varies),
-                "overrides": list(run.overrides),
-            }
-            for run in self.runs
-        ]
-        search = {"search": self.search.to_dict()} if self.search is not None else {}
-        return {
-            "schema": 1,
-            "runs": runs,
-            **search,
-            "cost_per_attempt": cost_json(self.cost),
-            "price": self.price.to_json(),
-        }
-
-
-def preview(workspace: Workspace, spec: SpecFile, executor: str, shown: str | None = None) -> Preview:
-    """What submitting all runs of a spec would be.
-
-    Args:
-        workspace: where they would be.
-        spec: the spec.
-        executor: what would start them.
-        shown: what they are shown for, if that is another executor, which their cost depends on.
-    """
-    plans = [run.plan for run in spec.runs]
-    keys = list(dict.fromkeys(key for run in spec.runs for key in run.varies))
-    notes = [*map(str, spec.warnings), *notes_on_pack(spec.pack, executor), *notes_on_plans(plans, executor)]
-    # Imported here: it reads earlier runs, which no submission does.
-    from slurmtrain.ops.submit.estimates import estimate
-
-    price = estimate(workspace, spec, shown or executor)
-    return Preview(spec.runs, keys, cost_of_runs(spec), price, notes, spec.search)
-
-
-def groups_of_runs(spec: SpecFile) -> Iterator[tuple[Sequence[Plan], Pack | None]]:
-    """The plans of all runs of a spec, as they share jobs. The runs of a search are all like its example."""
-    runs = spec.runs * (spec.search.trials if spec.search is not None else 1)
-    if spec.pack is None:
-        yield [run.plan for run in runs], None
-        return
-    # As they are submitted: those that do not fill a job are a smaller pack, which has a node to itself all the same.
-    keyed = ((request_key(run.plan, run.secrets), run.plan) for run in runs)
-    for group in split_groups(keyed, len(runs), spec.pack.runs):
-        yield group, pack_of_group(spec.pack, len(group))
-
-
-def cost_of_runs(spec: SpecFile) -> SweepCost:
-    """What all runs of a spec may cost."""
-    groups = groups_of_runs(spec)
-    return sum((cost_of((plan.spec.resources for plan in plans), pack) for plans, pack in groups), cost_of(()))
-
-
-def cost_json(cost: SweepCost) -> dict[str, Any]:
-    """A cost in JSON; sums that nothing bounds are null."""
-    bounded = not cost.without_limit
-    return {
-        "runs": cost.runs,
-        "node_hours": cost.node_hours if bounded else None,
-        "gpu_hours": cost.gpu_hours if bounded else None,
-        "runs_without_limit": cost.without_limit,
-    }
-
-
-def large_sweep(config: Config, spec: SpecFile) -> str:
-    """Why a sweep should be confirmed before it is submitted, as a sentence without a full stop; empty if not."""
-    if len(spec.runs) == 1 and spec.search is None:
-        return ""
-    cost = cost_of_runs(spec)
-    excess = cost.excess(config.sweep_confirm_runs, config.sweep_confirm_gpu_hours)
-    return f"this sweep is {cost}: {excess}" if excess else ""

@@ -115,7 +115,7 @@ def scale_command(
 
 def _preview(workspace: Workspace, study: StudySpec, *, as_json: bool) -> int:
     """Print what would be submitted."""
-    from slurmtrain.ops.submit.notes import preview
+    from slurmtrain.ops.submit.previews import preview
 
     previewed = preview(workspace, study.spec, study.executor)
     output.warn(previewed.notes)

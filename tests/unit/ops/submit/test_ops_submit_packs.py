@@ -101,7 +101,7 @@ def test_a_limit_is_of_runs_and_what_is_left_over_has_its_part(workspace: Worksp
 
 def test_a_preview_counts_the_node_of_the_pack_that_is_left_over(spec: Path) -> None:
     from slurmtrain.ops.submit import load
-    from slurmtrain.ops.submit.notes import cost_of_runs
+    from slurmtrain.ops.submit.previews import cost_of_runs
 
     resources = ["resources.time=01:00:00", "resources.gpus_per_node=1"]
     costs = [
@@ -232,7 +232,7 @@ def test_a_pack_that_may_exist_is_found_by_the_next_command(
 
 def test_a_local_sweep_says_that_its_runs_share_no_gpus(workspace: Workspace, spec: Path) -> None:
     from slurmtrain.ops.submit import load
-    from slurmtrain.ops.submit.notes import preview
+    from slurmtrain.ops.submit.previews import preview
 
     sweep = ["params.a=1,2", "pack={runs: 2, share_gpu: true}"]
     notes = [

@@ -44,6 +44,23 @@ def step_times(rows: Sequence[Segment], restarts: Mapping[int, Sequence[float]])
     return times
 
 
+def last_of_looks(steps: Sequence[int], times: Sequence[float], apart_s: float) -> tuple[list[int], list[float]]:
+    """The steps that were the last ones of each look at a script's output, and the times of these looks.
+
+    Lines that were there at the first look may be of any age, and count as if all were printed then: only the last of
+    them has about that time.
+
+    Args:
+        steps: Finished steps, in order.
+        times: When each was read, in seconds since 1970.
+        apart_s: Two looks are at least so many seconds apart.
+    """
+    places = [
+        place for place, time in enumerate(times) if place + 1 == len(times) or times[place + 1] - time >= apart_s
+    ]
+    return [steps[place] for place in places], [times[place] for place in places]
+
+
 class Bar(NamedTuple):
     """How many ``steps`` took from ``low`` to less than ``high`` seconds; the last bar has the longest one too."""
 

@@ -21,6 +21,7 @@ from slurmtrain.model.diagnosis.hang import is_slow
 from slurmtrain.model.metrics.curves import Segment
 from slurmtrain.model.metrics.load import GPU_MEMORY, POWER, UTILIZATION, LoadSample, joules
 from slurmtrain.model.metrics.step_figures import quantile
+from slurmtrain.model.metrics.step_times import last_of_looks
 from slurmtrain.model.run.accounting import mean_gpus
 from slurmtrain.model.run.events.agent_events import WorkersStarted
 from slurmtrain.model.run.events.base import select
@@ -38,6 +39,8 @@ _RANK = re.compile(r"rank-(\d+)(?:\.(\d+))?\.jsonl")
 _OF_SCRIPT = re.compile(r"script(?:\.\d+)?\.jsonl")
 # The output of scripts is read four times a second, and has no times of its own: of so many seconds they are good.
 _READ_S = 2.0
+# Lines that were read at once are stored within less, looks are further apart.
+_LOOKS_APART_S = 0.1
 _CPU_USE = "cpu_utilization_percentage"
 # Parts that a run's steps are divided into, to see how much its speed varies, and how many say anything.
 _PARTS, _LEAST_PARTS = 8, 4
@@ -282,8 +285,7 @@ def _of_start(run: Run, directory: RunDir, start: _Start) -> Measures:
     figures = _NodeFigures.read(run, directory, start, workers)
     on_gpus = any(each.memory == "gpu" for each in measured) or bool(figures.memory)
     gpus = round(mean_gpus(run.resources) * len(workers)) or (processes if on_gpus else 0)
-    is_read = any(_OF_SCRIPT.fullmatch(each.name.rpartition("/")[2]) for each in journals)
-    pace = _pace(run, start, by_rank.get(0, RankMeasured()), _READ_S if is_read else 0.0)
+    pace = _pace(run, start, by_rank.get(0, RankMeasured()), _READ_S if _are_read(journals) else 0.0)
     rate = pace.steps_per_second
     counted = next((each for each in measured if each.samples and each.steps), RankMeasured())
     samples = rate * counted.samples / counted.steps if rate and counted.samples and counted.steps else None
@@ -310,12 +312,26 @@ def _of_start(run: Run, directory: RunDir, start: _Start) -> Measures:
     )
 
 
+def steps_are_read(directory: RunDir) -> bool:
+    """Whether a process of its own has read when steps were finished: no time of a single step is exact then.
+
+    ``directory``: of the run. Raises RunUnreadable.
+    """
+    return _are_read(journal_files(directory, []))
+
+
+def _are_read(journals: Iterable[JournalFile]) -> bool:
+    return any(_OF_SCRIPT.fullmatch(each.name.rpartition("/")[2]) for each in journals)
+
+
 def _pace(run: Run, start: _Start, first: RankMeasured, least_s: float) -> Measures:
     """How fast the steps of a start were, and nothing else.
 
     ``first``: what rank 0 has noted. ``least_s``: of how many seconds the times of steps are good.
     """
     steps, times = start.steps, start.times
+    if least_s:
+        steps, times = last_of_looks(steps, times, _LOOKS_APART_S)
     if times and times[-1] - times[0] < least_s:
         steps, times = [], []
     stalls = [

@@ -21,6 +21,7 @@ from slurmtrain.model.run.timeline import Timelines, goodput_over_time, legible,
 from slurmtrain.model.urls import redact
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.run_details import checkpoints_json
+from slurmtrain.ops.shared.run_measures import steps_are_read
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.why import explain, shown_json
 from slurmtrain.plugins.report.facts import Facts, begin_facts
@@ -153,6 +154,8 @@ def _point_columns(points: Points, columns: int, since: float) -> Facts:
 def _step_facts(run: Run, directory: RunDir, lines: Timelines, problems: list[str]) -> Facts | None:
     """How long steps took; None if that is not known."""
     try:
+        if steps_are_read(directory):
+            return None
         rows = read_rows(run, directory)
     except PathError as error:
         problems.append(f"the times of steps cannot be read: {error}")

@@ -176,6 +176,7 @@ Report.draws("run", (facts) => {
       curves.metrics.length > 3 ? element("label", {}, "find", element("input", { type: "search", value: state.words, on: { input: (event) => { state.words = event.target.value; fill(); } } })) : null);
     fill();
     section("curves", "Curves", controls, grid, more, element("p", { class: "note" }, "Dotted lines: where attempts began."),
+      run.metrics_from === "output" ? element("p", { class: "note" }, "These metrics are guessed from what the script prints.") : null,
       curves.left_out.length ? element("p", { class: "note" }, `${plural(curves.left_out.length, "more metric")} left out: ${curves.left_out.slice(0, 10).join(", ")}`) : null);
   }
 
@@ -384,6 +385,7 @@ Report.draws("run", (facts) => {
       ["code", run.code && `snapshot ${run.code.snapshot.slice(0, 12)} of ${run.code.root} (${plural(run.code.files, "file")}, ${format.bytes(run.code.bytes)})`],
       ["changed", changes], ["plan", run.plan_hash && element("code", {}, run.plan_hash)], ["executor", run.executor],
       ["MLflow run", run.mlflow_run_id],
+      ["profiles", (run.profiles || []).map(({ attempt, tool, path, problem, bytes }) => element("div", {}, `attempt ${attempt}, ${tool}: `, problem || path === null ? problem || "no trace" : element("code", {}, path), bytes ? ` (${format.bytes(bytes)})` : ""))],
     ]), facts.spec ? element("details", { id: "spec" }, element("summary", {}, "spec"), element("pre", {}, facts.spec)) : null);
   }
 

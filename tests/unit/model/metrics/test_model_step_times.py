@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from array import array
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from slurmtrain.model.metrics.columns import Block
 from slurmtrain.model.metrics.curves import Segment
-from slurmtrain.model.metrics.step_times import FinishedStep, distribution_of, step_times
+from slurmtrain.model.metrics.step_times import FinishedStep, distribution_of, last_of_looks, step_times
 
 
 def rows(attempt: int, *points: tuple[int, float]) -> Segment:
@@ -52,3 +53,12 @@ def test_each_time_is_in_one_bar(seconds: list[float], bars: int) -> None:
     assert sum(bar.steps for bar in distribution.bars) == distribution.count == len(seconds)
     assert distribution.bars[0].low <= min(seconds)
     assert distribution.quantiles["max"] == max(seconds)
+
+
+def test_lines_that_were_there_at_the_first_look_count_as_one() -> None:
+    # Twelve lines had been printed before anybody looked; then one every tenth of a second.
+    steps, times = list(range(1, 13)), [0.0001 * number for number in range(12)]
+    steps += [14, 15, 17]
+    times += [0.25, 0.2501, 0.5]
+    assert last_of_looks(steps, times, 0.1) == ([12, 15, 17], [pytest.approx(0.0011), 0.2501, 0.5])
+    assert last_of_looks([], [], 0.1) == ([], [])

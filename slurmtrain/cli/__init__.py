@@ -56,7 +56,7 @@ COMMANDS = {
     "schema": ("upkeep_commands", "Print the JSON Schema of specs, for editors."),
 }
 
-# How --help groups the commands, also those of plug-ins: what people do most first.
+# How --help groups the commands, plug-ins' too: what people do most first.
 SECTIONS = {
     "Start runs": "submit render resume rerun",
     "Look at runs": "status why show logs top plot report serve ui",

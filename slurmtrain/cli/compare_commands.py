@@ -103,7 +103,7 @@ def compare_command(
         else:
             output.note(f"compared with {compared.baseline.id} ({compared.baseline.name})")
             # Figures that few runs have take no room where none has them.
-            columns = [each for each in _PERFORMANCE_COLUMNS if each not in _SELDOM or any(map(_has(each), rows))]
+            columns = [each for each in _PERFORMANCE_COLUMNS if each not in _SELDOM or {*map(each.cell, rows)} != {"-"}]
             tables.print_lines(columns, rows)
         return 0
     answer = put_side_by_side(workspace, observed.runs, question, metrics, by, larger)
@@ -118,34 +118,22 @@ def compare_command(
     elif as_json:
         output.print_json(answer.to_json())
     elif as_csv:
-        output.print_csv(_csv_rows(answer))
+        output.print_csv(_comparison_rows(answer))
     else:
         _print_comparison(answer)
     return 0
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f} %"
-
-
-def _has(column: Column) -> Callable[[Mapping[str, Any]], bool]:
-    return lambda run: column.cell(run) != "-"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else _percent(100 * value)
-
-
 _SELDOM = (
     Column("TOKENS/S", lambda run: formatting.figures(run["tokens_per_second"]), rank=5),
-    Column("DATA", lambda run: _share(run["data_wait_share"]), rank=5),
-    Column("COMM", lambda run: _share(run["communication_share"]), rank=5),
-    Column("MFU", lambda run: _share(run["mfu"]), rank=5),
+    Column("DATA", lambda run: formatting.share(run["data_wait_share"]), rank=5),
+    Column("COMM", lambda run: formatting.share(run["communication_share"]), rank=5),
+    Column("MFU", lambda run: formatting.share(run["mfu"]), rank=5),
     Column("KWH", lambda run: formatting.figures(run["energy_kwh"]), rank=6),
 )
-# Of runs of ``compare --performance --json``. DATA and COMM: the parts of steps in which ranks waited for data, and
-# communicated. IDEAL: the speed-up in percent of the ideal one. HOURS/1000: GPU-hours
-# (or process-hours) for 1000 steps.
+# Of runs of ``compare --performance --json``. DATA and COMM: the parts of steps that ranks waited for data, and
+# communicated. IDEAL: the speed-up in percent of the ideal one. HOURS/1000: GPU-hours (or
+# process-hours) for 1000 steps.
 _PERFORMANCE_COLUMNS = (
     Column("ID", lambda run: run["id"]),
     Column("NAME", lambda run: run["name"], 10, 1),
@@ -160,11 +148,11 @@ _PERFORMANCE_COLUMNS = (
     Column("S/EPOCH", lambda run: formatting.figures(run["epoch_seconds"]), rank=3),
     Column("TOTAL", lambda run: formatting.duration(run["total_seconds"]), rank=4),
     Column("MEMORY", lambda run: formatting.size(run["memory_bytes"]), rank=2),
-    Column("UTIL", lambda run: _percent(run["utilization"]), rank=3),
+    Column("UTIL", lambda run: formatting.percent(run["utilization"]), rank=3),
     *_SELDOM,
     Column("HOURS/1000", lambda run: formatting.figures(run["hours_per_1000_steps"]), rank=4),
     Column("SPEED-UP", lambda run: "-" if run["speedup"] is None else f"{run['speedup']:.2f}"),
-    Column("IDEAL", lambda run: "-" if run["of_ideal"] is None else _percent(100 * run["of_ideal"]), rank=1),
+    Column("IDEAL", lambda run: formatting.share(run["of_ideal"]), rank=1),
 )
 
 
@@ -206,7 +194,7 @@ def _print_comparison(answer: Answer) -> None:
 
 
 def _states(states: Sequence[str]) -> str:
-    """The state of a run, or of all runs of a group; else how many have not completed, in which states they are."""
+    """The state of a run, or of all runs of a group; else how many have not completed, by state."""
     if len(set(states)) == 1:
         return states[0]
     return count_states([state for state in states if state != "completed"])
@@ -261,7 +249,7 @@ def _comparison_columns(answer: Answer, lines: Sequence[_Line]) -> list[Column]:
     return columns
 
 
-def _csv_rows(answer: Answer) -> Iterator[Sequence[Any]]:
+def _comparison_rows(answer: Answer) -> Iterator[Sequence[Any]]:
     metrics = [
         header
         for metric in answer.metrics

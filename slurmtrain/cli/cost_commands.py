@@ -53,13 +53,13 @@ def cost_command(
     if as_json:
         output.print_json(spending.to_json())
     elif as_csv:
-        output.print_csv(_csv_rows(spending.runs))
+        output.print_csv(_cost_rows(spending.runs))
     else:
         print_spending(spending)
     return 0
 
 
-def _csv_rows(runs: Sequence[Record]) -> Iterator[Sequence[Any]]:
+def _cost_rows(runs: Sequence[Record]) -> Iterator[Sequence[Any]]:
     names = [name for name in runs[0] if name != "interruptions_by_cause"]
     yield names
     for run in runs:
@@ -71,7 +71,7 @@ def print_spending(spending: Spending) -> None:
     total, runs = spending.total, spending.runs
     of_what = f"run {runs[0]['id']} ({runs[0]['name']})" if len(runs) == 1 else f"{len(runs)} runs"
     output.echo(f"{of_what}: {_amount(total, 'spent')} {total['unit']}", "")
-    tables.print_table(("", total["unit"], "", ""), list(_purposes(total)))
+    tables.print_table(("", total["unit"], "", ""), list(_purpose_rows(total)))
     if lines := list(describe_comparison(total)):
         output.echo("")
         for line in lines:
@@ -87,10 +87,10 @@ def print_spending(spending: Spending) -> None:
         tables.print_lines([*_RUN_COLUMNS, *_COLUMNS], dearest[:_SHOWN])
         if len(runs) > _SHOWN:
             output.note(f"and {len(runs) - _SHOWN} more runs, which cost less; --csv prints all")
-    output.warn(_missing(spending))
+    output.warn(_uncounted(spending))
 
 
-def _missing(spending: Spending) -> Iterator[str]:
+def _uncounted(spending: Spending) -> Iterator[str]:
     """What is not in the sum, and why."""
     if spending.total["problem"]:
         yield str(spending.total["problem"])
@@ -112,7 +112,7 @@ def _amount(cost: Record, name: str) -> str:
     return "-" if value is None else formatting.amount(value, cost["currency"])
 
 
-def _purposes(total: Record) -> Iterator[tuple[str, str, str, str]]:
+def _purpose_rows(total: Record) -> Iterator[tuple[str, str, str, str]]:
     """A row for each purpose: its name, the amount, the share of all, and what is known about it."""
     count = total["interruptions"]
     causes = ", ".join(f"{number} {cause}" for cause, number in total["interruptions_by_cause"].items())

@@ -46,6 +46,16 @@ def figures(value: float | None) -> str:
     return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
 
 
+def percent(value: float | None) -> str:
+    """A number of percent."""
+    return "-" if value is None else f"{value:.0f} %"
+
+
+def share(value: float | None) -> str:
+    """A part of a whole, in percent."""
+    return "-" if value is None else percent(100 * value)
+
+
 def step_time(seconds: float | None) -> str:
     """How long a step takes, with three digits."""
     if seconds is None:

@@ -62,10 +62,10 @@ class Guard:
     """Lets requests with the token pass, and refuses all others."""
 
     def __init__(self, app: ASGIApp, token: str) -> None:
-        """``app``: what answers the others. ``token``: what they need."""
+        """``app``: the application behind the guard. ``token``: the key."""
         self._app = app
         self._token = token.encode()
-        # Browsers send a cookie to all ports of a name: that of another server must not replace this one's.
+        # Browsers send a cookie to all ports of a name: another server's cookie must not replace this one's.
         self._cookie = f"slurmtrain-{secrets.token_hex(4)}"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -125,7 +125,7 @@ def _refused() -> Response:
     return PlainTextResponse(_REFUSAL, HTTPStatus.FORBIDDEN, {"cache-control": "no-store"})
 
 
-def _sent(request: Request, compressed: bytes, revision: str, media_type: str) -> Response:
+def _compressed_answer(request: Request, compressed: bytes, revision: str, media_type: str) -> Response:
     """Compressed content, unless the browser has this revision of it already."""
     headers = {"cache-control": "private, no-cache", "etag": f'"{revision}"', "vary": "accept-encoding"}
     if headers["etag"] in request.headers.get("if-none-match", ""):
@@ -139,7 +139,7 @@ class Addresses:
     """What is at each address."""
 
     def __init__(self, pages: LivePages) -> None:
-        """``pages``: what they show."""
+        """``pages``: the content."""
         self._pages = pages
         # Pages without facts, compressed, with their hashes: they differ by their subject only.
         self._frames: dict[PageSubject, tuple[bytes, str]] = {}
@@ -167,15 +167,15 @@ class Addresses:
             while len(self._frames) >= _FRAMES:
                 del self._frames[next(iter(self._frames))]
             self._frames[subject] = gzip.compress(page, 6, mtime=0), hashlib.sha256(page).hexdigest()
-        # What it may load, and execute, is in the page itself.
-        answer = _sent(request, *self._frames[subject], "text/html")
+        # The page itself says what may be loaded and executed.
+        answer = _compressed_answer(request, *self._frames[subject], "text/html")
         answer.headers["content-security-policy"] = "frame-ancestors 'none'"
         return answer
 
     async def facts(self, request: Request) -> Response:
         """The facts of a page."""
         content = await self._pages.facts(_subject(request))
-        return _sent(request, content.compressed, content.revision, "application/json")
+        return _compressed_answer(request, content.compressed, content.revision, "application/json")
 
     async def events(self, request: Request) -> Response:
         """What is new about a page, as server-sent events."""

@@ -45,7 +45,7 @@ def curve_facts(
     # The further metrics have to share what the first one leaves.
     fitting = max(1, _POINTS // max(1, 4 * _FEWEST * curves))
     chosen = shown[: min(_MOST_METRICS, fitting)]
-    notes = [f"the page has no curves of {_listed(shown[len(chosen) :])}"] if len(shown) > len(chosen) else []
+    notes = [f"the page has no curves of {_name_metrics(shown[len(chosen) :])}"] if len(shown) > len(chosen) else []
     kept, total = [], 0
     for run in runs:
         total += sum(each.points for name, each in summaries.get(run.id, {}).items() if name in chosen)
@@ -62,7 +62,7 @@ def curve_facts(
     columns = max(_FEWEST, min(_COLUMNS, _POINTS // max(1, 4 * len(kept) * len(chosen))))
     facts: dict[str, Any] = {name: {"runs": [], "means": []} for name in chosen}
     # Group by group: the histories of all runs need not fit into memory.
-    for group in _groups(kept, over if averages else ()):
+    for group in _repetitions_of(kept, over if averages else ()):
         plotted = [
             Plotted(each.run, _history(workspace, each.run, chosen, summaries.get(each.run.id, {})))
             for each in group.plotted
@@ -71,7 +71,7 @@ def curve_facts(
         for each in read.plotted:
             for name, curve in each.history.curves.items():
                 if len(curve.kept):
-                    facts[name]["runs"].append({"run": each.run.id, **_thinned(curve.kept, columns)})
+                    facts[name]["runs"].append({"run": each.run.id, **_thinned_curve(curve.kept, columns)})
         if averages and len(read.plotted) > 1:
             for name in chosen:
                 if (mean := read.mean(name)).counts:
@@ -80,13 +80,13 @@ def curve_facts(
     return facts, notes
 
 
-def _groups(runs: Sequence[Run], over: Sequence[str]) -> Sequence[Repetitions]:
+def _repetitions_of(runs: Sequence[Run], over: Sequence[str]) -> Sequence[Repetitions]:
     plotted = [Plotted(run, History({})) for run in runs]
     return repetitions(plotted, over) if over else [Repetitions([each], "") for each in plotted]
 
 
 def _history(workspace: Workspace, run: Run, names: Collection[str], summaries: Mapping[str, MetricSummary]) -> History:
-    """A run's curves as far as its summaries: what it has logged since would not fit the rest of the page.
+    """A run's curves as far as its summaries: values that were logged since would not fit the rest of the page.
 
     There are none if its files are gone or somebody else's, which the table does not depend on.
     """
@@ -106,11 +106,11 @@ def _until(points: Points, step: int) -> Points:
     return Points(points.attempts[:end], points.steps[:end], points.times[:end], points.values[:end])
 
 
-def _listed(names: Sequence[str]) -> str:
+def _name_metrics(names: Sequence[str]) -> str:
     return f"the metric {names[0]!r}" if len(names) == 1 else f"{len(names)} metrics, such as {names[0]!r}"
 
 
-def _thinned(points: Points, columns: int) -> Mapping[str, Any]:
+def _thinned_curve(points: Points, columns: int) -> Mapping[str, Any]:
     """The ``step`` and ``value`` of what is drawn of a curve."""
     steps: list[float] = []
     values: list[float | None] = []
@@ -119,7 +119,7 @@ def _thinned(points: Points, columns: int) -> Mapping[str, Any]:
             steps.append(line[0][0])
             values.append(None)
         steps += [step for step, _ in line]
-        values += [_rounded(value) for _, value in line]
+        values += [_drawable(value) for _, value in line]
     return {"step": steps, "value": values}
 
 
@@ -130,12 +130,12 @@ def _thinned_mean(curve: MeanCurve, columns: int) -> Mapping[str, Any]:
     spans = [(first, min(first + width, len(steps))) for first in range(0, len(steps), width)]
     return {
         "step": [steps[last - 1] for _, last in spans],
-        "mean": [_rounded(means[last - 1]) for _, last in spans],
-        "low": [_rounded(min(curve.lows.values[first:last])) for first, last in spans],
-        "high": [_rounded(max(curve.highs.values[first:last])) for first, last in spans],
+        "mean": [_drawable(means[last - 1]) for _, last in spans],
+        "low": [_drawable(min(curve.lows.values[first:last])) for first, last in spans],
+        "high": [_drawable(max(curve.highs.values[first:last])) for first, last in spans],
     }
 
 
-def _rounded(value: float) -> float | None:
+def _drawable(value: float) -> float | None:
     """A value as exact as it can be drawn; None if it is not finite."""
     return float(f"{value:.5g}") if math.isfinite(value) else None

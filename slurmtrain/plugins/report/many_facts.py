@@ -17,13 +17,14 @@ from slurmtrain.ops.query.select import Question, by_worth, fold_records, select
 from slurmtrain.ops.query.spending import sum_up
 from slurmtrain.ops.shared.observe import Observed
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.report.facts import Facts, begin_facts
 from slurmtrain.plugins.report.node_hours import Calendar, as_hours, node_hours
+from slurmtrain.plugins.report.pages import Facts, begin_facts
 from slurmtrain.plugins.report.sweep_facts import cost_of_all, run_rows
 
 # Rows of the table, and days of the calendar: more of them would make the page slow to open.
 _ROWS, _DAYS = 2000, 750
 _SWEEPS, _COLUMNS = 200, 6
+_OF_SWEEP = ("id", "name", "states", "best", "errors", "submitted_at")
 
 
 def many_facts(workspace: Workspace, observed: Observed, question: Question) -> Facts:
@@ -43,7 +44,10 @@ def many_facts(workspace: Workspace, observed: Observed, question: Question) -> 
     """
     records = select_runs(workspace, observed.runs, question).runs
     if not records:
-        raise UserError(_why_none(observed, workspace))
+        why, remedy = f"none of {len(observed.runs)} runs matches", "'slurmtrain status --all' lists all"
+        if not len(observed.runs):
+            why, remedy = f"there are no runs in {workspace.root.path}", "'slurmtrain submit' starts one"
+        raise UserError(f"{why}, so there is nothing to report; {remedy}")
     attempts = workspace.store.charged_attempts([record["id"] for record in records])
     calendar, interruptions = Calendar(), _Interruptions()
     for of_run in attempts.values():
@@ -57,7 +61,7 @@ def many_facts(workspace: Workspace, observed: Observed, question: Question) -> 
     used = sum(hours for kind, hours in total.items() if kind != "queue")
     return {
         **begin_facts("many", "runs", _title(question, len(records))),
-        "question": _words(question),
+        "question": _chosen_by(question),
         "total": len(records),
         "states": dict(Counter(record["state"] for record in records)),
         "hours": total,
@@ -69,7 +73,10 @@ def many_facts(workspace: Workspace, observed: Observed, question: Question) -> 
             {"day": day.isoformat(), "hours": as_hours(days[day].hours), "interruptions": dict(days[day].interruptions)}
             for day in shown
         ],
-        "sweeps": [_sweep_line(line) for line in lines[-_SWEEPS:]],
+        "sweeps": [
+            {**{name: line[name] for name in _OF_SWEEP if line[name]}, "swept": ", ".join(swept_texts(line))}
+            for line in lines[-_SWEEPS:]
+        ],
         **run_rows(workspace, rows, attempts, _commonest(rows, "params"), _commonest(rows, "metrics")),
         "cost": cost_of_all(sum_up(workspace, records, attempts)),
         "notes": _left_out(records, rows, lines, days, shown),
@@ -110,12 +117,7 @@ def _commonest(records: Sequence[Mapping[str, Any]], section: str) -> list[str]:
     return sorted(names, key=lambda name: -counts[name])[:_COLUMNS]
 
 
-def _sweep_line(line: Mapping[str, Any]) -> dict[str, Any]:
-    kept = ("id", "name", "states", "best", "errors", "submitted_at")
-    return {**{name: line[name] for name in kept if line[name]}, "swept": ", ".join(swept_texts(line))}
-
-
-def _words(question: Question) -> list[str]:
+def _chosen_by(question: Question) -> list[str]:
     """What the runs were chosen by."""
     since = [f"submitted since {question.since}"] if question.since else []
     return [*question.names, *since, *question.where]
@@ -123,15 +125,7 @@ def _words(question: Question) -> list[str]:
 
 def _title(question: Question, count: int) -> str:
     runs = "1 run" if count == 1 else f"{count} runs"
-    return f"{runs}: {', '.join(_words(question))}" if _words(question) else f"All {runs}"
-
-
-def _why_none(observed: Observed, workspace: Workspace) -> str:
-    if not len(observed.runs):
-        why, remedy = f"there are no runs in {workspace.root.path}", "'slurmtrain submit' starts one"
-    else:
-        why, remedy = f"none of {len(observed.runs)} runs matches", "'slurmtrain status --all' lists all"
-    return f"{why}, so there is nothing to report; {remedy}"
+    return f"{runs}: {', '.join(_chosen_by(question))}" if _chosen_by(question) else f"All {runs}"
 
 
 def _left_out(

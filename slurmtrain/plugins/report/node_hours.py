@@ -75,7 +75,7 @@ class Calendar:
         """Add the attempts of a run, in order; without those whose times no calendar has."""
         before: Attempt | None = None
         for attempt in attempts:
-            begin = _begin(attempt, before)
+            begin = _counting_since(attempt, before)
             end = (begin or 0.0) + math.fsum(attempt.spent.values())
             before = attempt
             if begin is None or not 0 <= begin <= end < _LATEST:
@@ -89,7 +89,7 @@ class Calendar:
                     self.days[date.fromtimestamp(moment)].interruptions[cause] += 1
 
 
-def _begin(attempt: Attempt, before: Attempt | None) -> float | None:
+def _counting_since(attempt: Attempt, before: Attempt | None) -> float | None:
     """When the time of an attempt begins to count, as the accounting has it, in seconds since 1970."""
     again = before.ended_at if before is not None and before.job_id == attempt.job_id else None
     return next((at for at in (again, attempt.submitted_at, attempt.started_at) if at is not None), None)
@@ -120,7 +120,7 @@ def _bounds(begin: float, end: float) -> list[float]:
     """The begin, each midnight after it, and the end."""
     bounds = [begin]
     midnight = datetime.combine(date.fromtimestamp(begin), datetime.min.time())
-    # By the calendar: a day on which clocks change does not have 24 hours.
+    # By the calendar: when clocks change, a day does not have 24 hours.
     while (at := (midnight := midnight + timedelta(days=1)).timestamp()) < end:
         bounds.append(at)
     return [*bounds, end]

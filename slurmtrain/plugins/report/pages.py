@@ -1,8 +1,9 @@
 """A page of its own: facts, a frame, scripts and styles in one HTML file that asks the network for nothing.
 
-Facts are JSON within the page. Scripts draw them, and put every text of users and jobs into the page as text. The
-policy in the page's head permits only its own scripts, by their hashes: whatever a name or a log contains, nothing else
-is executed, and nothing is loaded or sent.
+Facts are JSON within the page. All have ``kind``, ``id``, ``title``, ``as_of`` and ``version``; the rest is up to the
+kind, with the figures of ``show --json`` and ``status --json``, from the same functions. Scripts draw them, and put
+every text of users and jobs into the page as text. The policy in the page's head permits only its own scripts, by their
+hashes: whatever a name or a log contains, nothing else is executed, and nothing is loaded or sent.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import UserError
+from slurmtrain.ops.shared.views import SCHEMA, now_iso
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.version import __version__
+
+Facts = dict[str, Any]
 
 # The scripts of a page besides the frame's, by its kind.
 SCRIPTS: Mapping[str, Sequence[str]] = {
@@ -34,11 +38,22 @@ _LIBRARIES = {"d3.min.js": "d3.LICENSE", "plot.min.js": "plot.LICENSE"}
 _ESCAPES = {ord(each): f"\\u{ord(each):04x}" for each in "<>&\u2028\u2029"}
 
 
+def begin_facts(kind: str, id_: str, title: str) -> Facts:
+    """What the facts of every page begin with.
+
+    Args:
+        kind: ``run``, ``sweep``, ``compare``, ``many`` or ``scale``.
+        id_: A name for a file.
+        title: What the page is called.
+    """
+    return {"schema": SCHEMA, "kind": kind, "id": id_, "title": title, "as_of": now_iso(), "version": __version__}
+
+
 def build_page(facts: Mapping[str, Any], *, source: str = "", links: str = "", scripts: Sequence[str] = ()) -> str:
     """A page as HTML.
 
     Args:
-        facts: What it shows; its ``kind`` says which page it is, its ``title`` what it is called.
+        facts: The content; its ``kind`` says which page it is, its ``title`` what the page is called.
         source: Where the page fetches its facts, instead of having them: an address on the server that it is from;
             ``facts`` then needs no more than the kind and the title.
         links: The beginning of the addresses of pages of runs and sweeps, whose ids follow; empty: there are none.
@@ -65,7 +80,7 @@ def write_page(facts: Mapping[str, Any], target: str | Path | None = None) -> Pa
     """Write a page to a file that its owner alone can read; returns its path.
 
     Args:
-        facts: What it shows.
+        facts: The content of the page.
         target: The file; None: one in the current directory that is named for what the page shows.
 
     Raises:

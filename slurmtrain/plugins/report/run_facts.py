@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from slurmtrain.cli import describe, formatting
@@ -24,7 +24,7 @@ from slurmtrain.ops.shared.run_details import checkpoints_json
 from slurmtrain.ops.shared.run_measures import steps_are_read
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.why import explain, shown_json
-from slurmtrain.plugins.report.facts import Facts, begin_facts
+from slurmtrain.plugins.report.pages import Facts, begin_facts
 from slurmtrain.system.owned_files import read_checked
 
 # A page has to stay small, and no screen shows more: rows of nodes, intervals of a timeline, points of all curves
@@ -68,25 +68,20 @@ def run_facts(workspace: Workspace, observed: Observed, run_id: str) -> Facts:
     assert run is not None
     directory = workspace.root.run(run_id)
     lines = workspace.store.timelines(run_id)
+    attempts = [{name: attempt[name] for name in _OF_ATTEMPT} for attempt in shown["attempts"]]
     problems: list[str] = []
     return {
         **begin_facts("run", run_id, f"{shown['name']} ({run_id})"),
-        "run": _run_json(shown),
+        "run": {name: value for name, value in shown.items() if name != "checkpoints"} | {"attempts": attempts},
         "checkpoints": _checkpoint_facts(workspace, run),
         "timeline": _timeline_facts(run, lines),
         "curves": _curve_facts(run, directory, problems),
         "steps": _step_facts(run, directory, lines, problems),
         "why": {"details": list(explanation.details), "advice": list(explanation.advice)},
-        "words": _words(shown),
+        "words": _in_words(shown),
         "spec": _spec_text(directory),
         "problems": problems,
     }
-
-
-def _run_json(shown: Mapping[str, Any]) -> Facts:
-    """RUN as ``show --json`` has it, without what other facts have too, and with less of its attempts."""
-    attempts = [{name: attempt[name] for name in _OF_ATTEMPT} for attempt in shown["attempts"]]
-    return {**{name: value for name, value in shown.items() if name != "checkpoints"}, "attempts": attempts}
 
 
 def _timeline_facts(run: Run, lines: Timelines) -> Facts:
@@ -136,12 +131,12 @@ def _curve_json(curve: Curve, columns: int, since: float) -> Facts:
     # All parts together have half as much room as the curve.
     each = max(2, columns // (2 * max(1, len(replayed))))
     return {
-        "kept": _point_columns(curve.kept, columns, since),
-        "replayed": [_point_columns(part, each, since) for part in replayed[-columns:]],
+        "kept": _drawn_points(curve.kept, columns, since),
+        "replayed": [_drawn_points(part, each, since) for part in replayed[-columns:]],
     }
 
 
-def _point_columns(points: Points, columns: int, since: float) -> Facts:
+def _drawn_points(points: Points, columns: int, since: float) -> Facts:
     """The points that are drawn; times in seconds ``since`` then, and values with as many figures as can be told."""
     places = thinned(points.steps, points.values, columns)
     return {
@@ -208,20 +203,21 @@ def _checkpoint_facts(workspace: Workspace, run: Run) -> Facts:
     return {"shown": shown, "left_out": len(checkpoints) - len(shown)}
 
 
-def _words(shown: Mapping[str, Any]) -> Facts:
+def _in_words(shown: Mapping[str, Any]) -> Facts:
     """What 'show' says of attempts, networks, clocks and checks in words."""
     attempts: Sequence[Mapping[str, Any]] = shown["attempts"]
     newest = attempts[-1] if attempts else None
+    described = [(*attempt_facts(dict(each), measured=True), *attempt_problems(dict(each))) for each in attempts]
     return {
-        "attempts": [list(_attempt_words(dict(attempt))) for attempt in attempts],
+        "attempts": [[[name, text] for name, text in facts if text and name not in _IN_COLUMNS] for facts in described],
         # What the rank that failed first printed last.
         "last_lines": [
             list((attempt["failures"][0].get("last_lines") or ()) if attempt["failures"] else ())
             for attempt in attempts
         ],
-        "stragglers": _moments(attempts, "stragglers", describe.describe_straggler),
-        "restarts": _moments(attempts, "restarts", describe.describe_restart),
-        "hangs": _moments(attempts, "hangs", describe.describe_hang),
+        "stragglers": _newest_moments(attempts, "stragglers", describe.describe_straggler),
+        "restarts": _newest_moments(attempts, "restarts", describe.describe_restart),
+        "hangs": _newest_moments(attempts, "hangs", describe.describe_hang),
         "findings": describe.finding_lines(attempts),
         "elected": _elected(newest["network"] or {}) if newest else "",
         "networks": {
@@ -243,7 +239,7 @@ def _elected(network: Mapping[str, Any]) -> str:
     return f"{name}: {why}" if why else name
 
 
-def _moments(
+def _newest_moments(
     attempts: Sequence[Mapping[str, Any]], name: str, phrase: Callable[[Mapping[str, Any]], str]
 ) -> list[Facts]:
     """When something happened in attempts, in words; the newest, if it happened very often."""
@@ -253,12 +249,6 @@ def _moments(
         for moment in attempt[name]
     ]
     return moments[-_MOMENTS:]
-
-
-def _attempt_words(attempt: dict[str, Any]) -> Iterator[list[str]]:
-    for name, text in (*attempt_facts(attempt, measured=True), *attempt_problems(attempt)):
-        if text and name not in _IN_COLUMNS:
-            yield [name, text]
 
 
 def _spec_text(directory: RunDir) -> str | None:

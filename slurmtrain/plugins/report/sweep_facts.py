@@ -1,9 +1,10 @@
-"""The facts of the page of a sweep: its runs, which of them are best, and their curves over each other."""
+"""The facts of pages that compare runs, of a sweep or chosen ones: how they rank, and their curves together."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from slurmtrain.errors import QueryError
@@ -13,15 +14,17 @@ from slurmtrain.model.query.folding import Objective, fold_sweep
 from slurmtrain.model.query.measures import is_larger_better
 from slurmtrain.model.run.costs import LOST, NODE_HOURS
 from slurmtrain.model.run.run import Attempt
-from slurmtrain.ops.query.compare import Ranking, rank
+from slurmtrain.ops.query.compare import Answer, Ranking, rank
+from slurmtrain.ops.query.performance import PerformanceAnswer
 from slurmtrain.ops.query.select import Question, objectives_of, select_runs
 from slurmtrain.ops.query.spending import Spending, sum_up
 from slurmtrain.ops.query.trials import summarize
 from slurmtrain.ops.shared.observe import Observed
+from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.report.curve_facts import curve_facts
-from slurmtrain.plugins.report.facts import Facts, begin_facts
 from slurmtrain.plugins.report.node_hours import node_hours
+from slurmtrain.plugins.report.pages import Facts, begin_facts, write_page
 
 _FIELDS = (
     "id", "name", "state", "cause", "reason", "step", "total_steps", "lost_steps", "goodput", "attempt", "submitted_at",
@@ -78,12 +81,63 @@ def sweep_facts(workspace: Workspace, observed: Observed, sweep: str) -> Facts:
         "groups": [group.to_json() for group in ranking.groups] if ranking else [],
         **run_rows(workspace, [by_id[run_id] for run_id in ordered], attempts, params, metrics[:_MOST_METRICS]),
         "curves": curves,
-        "notes": [*_missing(records, metrics, objective, line), *notes],
+        "notes": [*_doubts_of_best(records, metrics, objective, line), *notes],
     }  # fmt: skip
 
 
+def write_comparison(
+    workspace: Workspace, observed: Observed, answer: Answer, performance: PerformanceAnswer, path: Path
+) -> None:
+    """Write a page that compares runs.
+
+    Args:
+        workspace: Where they are.
+        observed: The state of all runs.
+        answer: The runs side by side.
+        performance: How fast they were.
+        path: The file.
+
+    Raises:
+        UserError: The file cannot be written.
+    """
+    write_page(compare_facts(workspace, observed, answer, performance), path)
+
+
+def compare_facts(workspace: Workspace, observed: Observed, answer: Answer, performance: PerformanceAnswer) -> Facts:
+    """The facts of that page: ``comparison`` and ``performance`` are the JSON of ``compare`` and ``--performance``.
+
+    Args:
+        workspace: Where the runs are.
+        observed: The state of all runs.
+        answer: The runs side by side.
+        performance: How fast they were.
+    """
+    comparison = answer.to_json()
+    ids = [run["id"] for run in comparison["runs"]]
+    records = [RunRecord(workspace, listed) for listed in observed.runs.fetch(ids).values()]
+    loaded = workspace.store.load_all(ids)
+    attempts = {run_id: run.attempts for run_id, run in loaded.items()}
+    params = differing([record["params"] for record in records])
+    judged = comparison["by"].removeprefix("metrics.") if comparison["by"] else None
+    over = [name for name in comparison["differs"] if name in answer.comparison.over and name.startswith("params.")]
+    compared = [name for name in ranked_metrics(records, judged) if name in comparison["metrics"]]
+    others = [name for name in ranked_metrics(records, judged) if name not in compared]
+    present = [loaded[run_id] for run_id in ids if run_id in loaded]
+    curves, notes = curve_facts(workspace, present, [*compared, *others], over)
+    names = list(dict.fromkeys(run["name"] for run in comparison["runs"]))
+    return {
+        **begin_facts("compare", "compare", f"{len(ids)} runs: {', '.join(names[:3])}{', …' * (len(names) > 3)}"),
+        "comparison": comparison,
+        "over": [name.removeprefix("params.") for name in over],
+        "performance": {**performance.to_json(), "notes": performance.notes},
+        **run_rows(workspace, records, attempts, params, compared or others[:3]),
+        "curves": curves,
+        "notes": [*answer.notes, *notes],
+    }
+
+
 def seeds_among(records: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """The seeds in which runs differ, with ``params.``."""
+    """The seeds that differ between runs, with ``params.``."""
     names = (f"params.{name}" for name in differing([record["params"] for record in records]))
     return tuple(name for name in names if is_seed(name))
 
@@ -103,8 +157,8 @@ def run_rows(
 ) -> dict[str, Any]:
     """The table of runs: ``params`` and ``metrics``, the names of their columns, ``runs``, and the ``cost`` of all.
 
-    A run has fields of RUN of the JSON, ``hours``, node-hours by what they went into, and a part of its ``cost``. Empty
-    fields are left out.
+    A run has fields of RUN of the JSON, its node-hours by kind as ``hours``, and a part of its ``cost``. Empty fields
+    are left out.
 
     Args:
         workspace: Where they are.
@@ -146,7 +200,7 @@ def _rank(workspace: Workspace, observed: Observed, question: Question, objectiv
     return None
 
 
-def _missing(
+def _doubts_of_best(
     records: Sequence[Mapping[str, Any]], metrics: Sequence[str], objective: Objective | None, line: Mapping[str, Any]
 ) -> list[str]:
     """Why there is no best run, or why it may not stay so, as a sentence."""

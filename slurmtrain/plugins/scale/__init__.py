@@ -106,7 +106,7 @@ def scale_command(
     spec = read_study(workspace, Path(subject), (*overrides,), request, (chosen, parallel), again=again)
     if dry_run:
         return _preview(workspace, spec, as_json=as_json)
-    begun = _begin(workspace, spec, yes=yes, as_json=as_json)
+    begun = _begin_study(workspace, spec, yes=yes, as_json=as_json)
     if begun is None:
         output.echo("nothing was submitted", err=True)
         return 1
@@ -125,7 +125,7 @@ def _preview(workspace: Workspace, study: StudySpec, *, as_json: bool) -> int:
     return 0
 
 
-def _begin(workspace: Workspace, study: StudySpec, *, yes: bool, as_json: bool) -> ScalingStudy | None:
+def _begin_study(workspace: Workspace, study: StudySpec, *, yes: bool, as_json: bool) -> ScalingStudy | None:
     """Submit what is missing, and resume what has ended early; None: a person has declined."""
     from slurmtrain.plugins.scale.studies import continue_study
 
@@ -143,7 +143,7 @@ def _begin(workspace: Workspace, study: StudySpec, *, yes: bool, as_json: bool) 
     return begun
 
 
-def _wait(workspace: Workspace, study: ScalingStudy) -> None:
+def _wait_for_study(workspace: Workspace, study: ScalingStudy) -> None:
     """Wait until all runs have ended."""
     from slurmtrain.cli.watch_commands import run_progress
     from slurmtrain.ops.watch import wait
@@ -178,15 +178,15 @@ def _show(
     output.warn(study.notes)
     study.notes.clear()
     if waits:
-        _wait(workspace := workspace.looking_again(), study)
+        _wait_for_study(workspace := workspace.looking_again(), study)
     made = read_tables(workspace, study, request.batch_key, request.batch_of)
     output.notes(study.notes)
-    if html is not None:
-        from slurmtrain.plugins.scale.study_page import write_page
-
-        write_page(html, made, study.name)
-        output.note(f"{html} was written")
     text = TableText(made)
+    if html is not None:
+        from slurmtrain.plugins.report.pages import write_page
+
+        write_page(text.facts(study.name), html)
+        output.note(f"{html} was written")
     if form == "json":
         output.print_json(made.to_json(study.name))
     elif form == "markdown" and made.is_measured:

@@ -73,7 +73,7 @@ class StudyRun:
 
     @property
     def measures(self) -> Measures:
-        """What it has measured."""
+        """Its measures."""
         return self.performance.measures
 
     @property
@@ -281,7 +281,7 @@ def make_tables(runs: Sequence[StudyRun], batch: BatchKey | None, currency: str 
 
     Args:
         runs: The runs, in the order of the study.
-        batch: The key of the batch, in which runs of a series may differ; None: there is none.
+        batch: The key of the batch, which runs of a series need not share; None: there is none.
         currency: Of the prices of runs, if they are known.
     """
     by_name: dict[str, list[StudyRun]] = {}
@@ -349,13 +349,12 @@ def _with_samples(runs: Sequence[StudyRun]) -> list[Performance]:
     """The figures of runs, with samples by the key of the batch where some were not counted."""
     if all(run.measures.samples_per_second for run in runs):
         return [run.performance for run in runs]
-    return [_with_written_samples(run) for run in runs]
-
-
-def _with_written_samples(run: StudyRun) -> Performance:
-    rate, samples = run.measures.steps_per_second, run.samples_per_step
-    measures = replace(run.measures, samples_per_second=rate * samples if rate and samples else None)
-    return replace(run.performance, measures=measures)
+    figures = []
+    for run in runs:
+        rate, samples = run.measures.steps_per_second, run.samples_per_step
+        measures = replace(run.measures, samples_per_second=rate * samples if rate and samples else None)
+        figures.append(replace(run.performance, measures=measures))
+    return figures
 
 
 def _side_by_side(rows: Sequence[ScaleRow]) -> list[ScaleRow]:
@@ -415,13 +414,15 @@ def advise(series: ScaleSeries) -> str:
     if worth.value >= fit.limit:
         return (
             f"{begin}; by the law of this fit each doubling is worth its cost up to {worth.value:.0f}, "
-            f"{fit.limit // fit.most} times the most that were measured{_between(worth, fit.limit)}"
+            f"{fit.limit // fit.most} times the most that were measured{_in_most_fits(worth, fit.limit)}"
         )
     extrapolated = " (extrapolated)" if worth.value > fit.most else ""
-    return f"{begin}; more than {worth.value:.0f} cost more than they save{extrapolated}{_between(worth, fit.limit)}"
+    return (
+        f"{begin}; more than {worth.value:.0f} cost more than they save{extrapolated}{_in_most_fits(worth, fit.limit)}"
+    )
 
 
-def _between(worth: Range, limit: int) -> str:
+def _in_most_fits(worth: Range, limit: int) -> str:
     if worth.low is None or worth.high is None or worth.low == worth.high:
         return ""
     beyond = " or more" if worth.high >= limit else ""

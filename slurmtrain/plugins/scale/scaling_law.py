@@ -1,14 +1,14 @@
-"""How the time of a step depends on the number of GPUs: a law fitted to measured points, and what it recommends.
+"""How the time of a step depends on the number of GPUs: a law fitted to measured points, and its advice.
 
 The law is Amdahl's with terms for communication, in seconds a step on ``n`` workers, GPUs or processes, with ``b``
 times the batch of the smallest size, ``n0`` workers. No coefficient is negative:
 
     serial + work * b * n0 / n + latency * log2(n) + ring * (n - 1) / n
 
-A ring all-reduce sends ``(n - 1) / n`` of the gradients twice; its latency, and the one of trees, which NCCL uses
-across nodes, grow without end. From times alone, ``ring`` cannot be told from ``serial`` and ``work``, of which its
-term is a sum: it then belongs to them. Where runs have measured their share of communication, both parts of their steps
-are fitted, and all terms can be told apart.
+A ring all-reduce sends ``(n - 1) / n`` of the gradients twice; its latency, and the latency of trees, which NCCL uses
+across nodes, grow without end. From times alone, ``ring`` cannot be told from ``serial`` and ``work``, since its term
+is a sum of both: it then belongs to them. Where runs have measured their share of communication, both parts of their
+steps are fitted, and all terms can be told apart.
 
 With weak scaling, ``b / n`` is the same everywhere, so that ``serial`` and ``work`` are one number.
 

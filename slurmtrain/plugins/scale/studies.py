@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.errors import Mistake, PathError, RunBusy, SlurmtrainError, SpecError, UserError
+from slurmtrain.errors import PathError, RunBusy, SlurmtrainError, SpecError, UserError
 from slurmtrain.model.experiment.plan import Plan
 from slurmtrain.model.experiment.prices import Prices
 from slurmtrain.model.experiment.resources import ResourcesSpec
@@ -126,9 +126,9 @@ def read_study(
     content = "\n".join([executor, *(run.plan.hash for run in spec.runs)])
     key = f"scale-{hashlib.sha256(content.encode()).hexdigest()[:32]}"
     number = 1
-    while _record(workspace, f"{key}-{number + 1}"):
+    while _submission(workspace, f"{key}-{number + 1}"):
         number += 1
-    record = _record(workspace, f"{key}-{number}")
+    record = _submission(workspace, f"{key}-{number}")
     if record and again:
         number, record = number + 1, {}
     named = [str(each) for each in record.get("runs") or () if each]
@@ -161,14 +161,13 @@ def _load_study(
         return load(path, named, sweep, max_runs=max_runs)
     except SpecError as error:
         # What a study sets is written by nobody, and too long to be read.
-        raise SpecError([_of_study(mistake) for mistake in error.mistakes]) from error
+        mistakes = [
+            replace(each, where="a run of the study") if "(points=[" in each.where else each for each in error.mistakes
+        ]
+        raise SpecError(mistakes) from error
 
 
-def _of_study(mistake: Mistake) -> Mistake:
-    return replace(mistake, where="a run of the study") if "(points=[" in mistake.where else mistake
-
-
-def _record(workspace: Workspace, key: str) -> dict[str, Any]:
+def _submission(workspace: Workspace, key: str) -> dict[str, Any]:
     """What was submitted with a key; empty: nothing."""
     with suppress(PathError):
         return dict(read_json(workspace.root.submission_key(key)) or {})

@@ -1,4 +1,4 @@
-"""How the tables of a study are written: their columns for a terminal, and as Markdown; the chart of speed-ups."""
+"""How the tables of a study are written: for a terminal, as Markdown, and as a page; the chart of speed-ups."""
 
 from __future__ import annotations
 
@@ -8,31 +8,20 @@ from typing import Any
 from slurmtrain.cli import formatting
 from slurmtrain.cli.drawing import Column
 from slurmtrain.model.metrics.chart import Chart, Trace
+from slurmtrain.model.query.comparison import count_states
+from slurmtrain.plugins.report.pages import Facts, begin_facts
 from slurmtrain.plugins.scale.scale_tables import LONELY, RULE, StudyTables, describe_law, plural
 
 _DAY_S = 86_400.0
 Records = Sequence[Mapping[str, Any]]
 
 
-def _figures(value: float | None) -> str:
-    return "-" if value is None else f"{value:.3g}" if value < 1000 else f"{value:.0f}"
-
-
-def _share(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.0f} %"
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.0f} %"
-
-
 def _hundredths(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
 
 
-def _days(run: Mapping[str, Any]) -> str:
-    total = run["total_seconds"]
-    return "-" if total is None else f"{total / _DAY_S:.1f}d" if total > _DAY_S else formatting.duration(total)
+def _days(seconds: float | None) -> str:
+    return formatting.duration(seconds) if seconds is None or seconds <= _DAY_S else f"{seconds / _DAY_S:.1f}d"
 
 
 _ID = Column("ID", lambda run: run["id"], rank=5)
@@ -41,11 +30,12 @@ _STRATEGY = Column("STRATEGY", lambda run: run["series"], 10)
 _NODES = Column("NODES", lambda run: formatting.number(run["nodes"]), rank=3)
 _PROCS = Column("PROCS", lambda run: formatting.number(run["processes"]), rank=1)
 _GPUS = Column("GPUS", lambda run: str(run["gpus"]) if run["gpus"] else "-", rank=1)
-_STEPS = Column("STEPS/S", lambda run: _figures(run["steps_per_second"]), rank=3)
-_SAMPLES = Column("SAMPLES/S", lambda run: _figures(run["samples_per_second"]), rank=2)
-_EPOCH = Column("S/EPOCH", lambda run: _figures(run["epoch_seconds"]), rank=1)
+_STEPS = Column("STEPS/S", lambda run: formatting.figures(run["steps_per_second"]), rank=3)
+_SAMPLES = Column("SAMPLES/S", lambda run: formatting.figures(run["samples_per_second"]), rank=2)
+_EPOCH = Column("S/EPOCH", lambda run: formatting.figures(run["epoch_seconds"]), rank=1)
 _MEMORY = Column("MEMORY", lambda run: formatting.size(run["memory_bytes"]), rank=1)
-_UTIL = Column("UTIL", lambda run: _percent(run["utilization"]), rank=2)
+_UTIL = Column("UTIL", lambda run: formatting.percent(run["utilization"]), rank=2)
+_OF_STRATEGIES = (_ID, _STRATEGY, _STATE, _NODES, _PROCS, _GPUS, _MEMORY, _STEPS, _SAMPLES, _EPOCH, _UTIL)
 
 
 class TableText:
@@ -56,13 +46,13 @@ class TableText:
         # Without prices, money is GPU-hours.
         per = tables.currency or ("GPU-hours" if tables.unit == "GPU" else "process-hours")
         title = f"{per}/1000".upper() if tables.currency is None else f"{per}/1000"
-        self._price = Column(title, lambda run: _figures(run["price_per_1000_steps"]), rank=2)
+        self._price = Column(title, lambda run: formatting.figures(run["price_per_1000_steps"]), rank=2)
 
     def parts(self) -> Iterator[tuple[str, Sequence[Column], Records]]:
         """The tables in order, none for which there is nothing to compare."""
         for title, columns, records in (
             ("Scaling", self._of_sizes(), [row.to_json() for row in self._tables.sizes]),
-            ("Strategies", self._of_strategies(), [row.to_json() for row in self._tables.strategies]),
+            ("Strategies", _OF_STRATEGIES, [row.to_json() for row in self._tables.strategies]),
             ("Hardware", self._of_hardware(), [row.to_json() for row in self._tables.hardware]),
         ):
             if records and (title != "Scaling" or self._tables.series or not self._tables.hardware):
@@ -85,12 +75,9 @@ class TableText:
             _MEMORY,
             Column("SPEED-UP", lambda run: _hundredths(run["speedup"])),
             Column("EFFICIENCY", lambda run: _hundredths(run["efficiency"])),
-            Column("COMM", lambda run: _share(run["communication_share"]), rank=1),
+            Column("COMM", lambda run: formatting.share(run["communication_share"]), rank=1),
             *([] if self._tables.currency is None else [self._price]),
         ]
-
-    def _of_strategies(self) -> list[Column]:
-        return [_ID, _STRATEGY, _STATE, _NODES, _PROCS, _GPUS, _MEMORY, _STEPS, _SAMPLES, _EPOCH, _UTIL]
 
     def _of_hardware(self) -> list[Column]:
         return [
@@ -103,7 +90,7 @@ class TableText:
             _SAMPLES,
             _STEPS,
             Column("THROUGHPUT", lambda run: _hundredths(run["throughput"])),
-            Column("TOTAL", _days, rank=2),
+            Column("TOTAL", lambda run: _days(run["total_seconds"]), rank=2),
             self._price,
             Column("COST EFFICIENCY", lambda run: _hundredths(run["cost_efficiency"]), short="COST EFF."),
         ]
@@ -129,11 +116,22 @@ class TableText:
         for title, columns, records in self.parts():
             cells = [[column.cell(record) for column in columns] for record in records]
             shown = [index for index in range(len(columns)) if any(row[index] not in ("", "-") for row in cells)]
-            yield from (f"### {title}", "", _line(columns[index].title for index in shown))
-            yield _line("---" for _ in shown)
-            yield from (_line(row[index] for index in shown) for row in cells)
+            yield from (f"### {title}", "", _markdown_row(columns[index].title for index in shown))
+            yield _markdown_row("---" for _ in shown)
+            yield from (_markdown_row(row[index] for index in shown) for row in cells)
             yield ""
-        yield from (f"- {_escaped(each)}" for each in self.sentences())
+        yield from (f"- {_escape_markdown(each)}" for each in self.sentences())
+
+    def facts(self, study: str) -> Facts:
+        """The facts of a page: what ``--json`` prints, and sentences. ``study``: its id or name."""
+        tables = self._tables
+        states = [row.run.state for row in tables.rows]
+        return {
+            **begin_facts("scale", study, f"Scaling study {study}"),
+            **tables.to_json(study),
+            "sentences": self.sentences(),
+            "progress": "" if tables.is_complete else f"not complete: {count_states(states)}",
+        }
 
     def chart(self) -> Chart | None:
         """Speed-ups over sizes: as measured, by the law (faint), and the ideal; None if there is nothing to draw."""
@@ -152,11 +150,11 @@ class TableText:
         return Chart("speed-up", plural(self._tables.unit), traces, [], log=False)
 
 
-def _line(cells: Iterator[str] | Any) -> str:
-    return f"| {' | '.join(map(_escaped, cells))} |"
+def _markdown_row(cells: Iterator[str] | Any) -> str:
+    return f"| {' | '.join(map(_escape_markdown, cells))} |"
 
 
-def _escaped(text: str) -> str:
+def _escape_markdown(text: str) -> str:
     """A text without what Markdown would read as a column, a link or an element."""
     for character in "\\`*_[]<>|":
         text = text.replace(character, f"\\{character}")

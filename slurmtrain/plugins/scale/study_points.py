@@ -28,7 +28,7 @@ Setting = Mapping[str, Any]
 _BATCH = re.compile(r"(?:.*_)?(?:batch|batch_?size|bsz?)(?:_per_\w+)?", re.IGNORECASE)
 _OTHER_BATCH = re.compile(r"(?:^|_)(?:eval|evaluation|val|valid|validation|test|num|n)(?:_|$)", re.IGNORECASE)
 _OF_PROCESS = re.compile(r"(?:^|_)(?:per|micro|local)(?:_|$)|_per_", re.IGNORECASE)
-# Those of FSDP that have names of their own in the literature.
+# The literature has names of its own for these kinds of FSDP.
 _ZERO = {"zero2": False, "zero3": True}
 _PRECISIONS = (BF16, FP16, FP32)
 
@@ -80,7 +80,7 @@ def find_batch(params: Mapping[str, Any], key: str | None = None, counts: str | 
         names = [
             name
             for name, value in params.items()
-            if _whole(value) is not None and _BATCH.fullmatch(name) and not _OTHER_BATCH.search(name)
+            if _whole_number(value) is not None and _BATCH.fullmatch(name) and not _OTHER_BATCH.search(name)
         ]
         names = ["batch_size"] if "batch_size" in names else names
         if len(names) > 1:
@@ -93,7 +93,7 @@ def find_batch(params: Mapping[str, Any], key: str | None = None, counts: str | 
     return BatchKey(key, counts or by_name)
 
 
-def _whole(value: object) -> int | None:
+def _whole_number(value: object) -> int | None:
     """A positive whole number, also as text; None for anything else."""
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
@@ -115,7 +115,7 @@ def batch_size(content: Mapping[str, Any], batch: BatchKey) -> int:
     if value is missing:
         near = suggestion(batch.key, [f"params.{name}" for name in content.get("params") or {}])
         raise UserError(f"--batch-key: the spec has no key {batch.key!r}{near}")
-    size = _whole(value)
+    size = _whole_number(value)
     if size is None:
         raise UserError(f"--batch-key: {batch.key} is {value!r}, which is not a number of samples")
     return size
@@ -163,7 +163,7 @@ def study_settings(spec: Spec, content: Mapping[str, Any], request: StudyRequest
 def _with_batch(setting: Setting, spec: Spec, batch: BatchKey, at: tuple[int, int], mode: str) -> Setting:
     """A setting with the batch that belongs to its number of processes. ``at``: the spec's batch and processes."""
     size, at_first = at
-    processes = processes_of(setting, spec.resources)
+    processes = size_of_setting(setting, spec.resources)
     # The key follows the number of processes only where one of the two is what stays.
     if (mode == STRONG) == (batch.counts == TOTAL):
         return setting
@@ -177,7 +177,7 @@ def _with_batch(setting: Setting, spec: Spec, batch: BatchKey, at: tuple[int, in
     return {**setting, batch.key: scaled}
 
 
-def processes_of(setting: Setting, resources: ResourcesSpec) -> int:
+def size_of_setting(setting: Setting, resources: ResourcesSpec) -> int:
     """How many processes a run has with this ``setting``; ``resources``: what the spec says."""
     components = setting.get("resources.components", resources.components)
     if components:
@@ -238,7 +238,7 @@ def strategy_section(word: str, base: StrategySpec | None) -> dict[str, Any]:
     if name in _ZERO:
         section["reshard_after_forward"] = _ZERO[name]
     if base is not None and section["name"] != DP:
-        section |= _kept(base, section["name"])
+        section |= _options_of_base(base, section["name"])
     if plus:
         section["mixed_precision"] = None if precision == FP32 else precision
     return section
@@ -254,7 +254,7 @@ def _with_strategy(setting: Setting, section: Mapping[str, Any], resources: Reso
     return {"strategy": section, **setting, "resources.procs_per_node": 1, "resources.gpus_per_node": gpus}
 
 
-def _kept(base: StrategySpec, name: str) -> dict[str, Any]:
+def _options_of_base(base: StrategySpec, name: str) -> dict[str, Any]:
     """The options of the spec's strategy that another one of this name has, too."""
     plain = Section(StrategySpec).write(base)
     options = ["mixed_precision", "activation_checkpointing"]

@@ -311,7 +311,7 @@ class TopApp(App[int]):
             self.call_after_refresh(self._follow)
 
     def action_unfold(self) -> None:
-        """Show the runs of the selected sweep, or that of the selected run, or fold them again."""
+        """Show the runs of the selected sweep, or of the selected run's sweep, or fold them again."""
         selected = self.table.selected
         if selected and (sweep := selected.id if selected.is_sweep else selected.run["sweep"]):
             self._opened ^= {sweep}

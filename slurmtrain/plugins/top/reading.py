@@ -335,13 +335,13 @@ def _save(workspace: Workspace, run_id: str) -> Outcome:
     return Outcome(f"run {run_id}: {describe_outcome(outcome, request, _SAVE_S)}", outcome.checkpoint is not None)
 
 
-def _report(workspace: Workspace, name: str) -> Outcome:
+def _write_report(workspace: Workspace, name: str) -> Outcome:
     from slurmtrain.ops.query.select import Question
-    from slurmtrain.plugins.report.facts import find_facts
+    from slurmtrain.plugins.report import choose_facts
     from slurmtrain.plugins.report.pages import write_page
 
     observed = observe(workspace, ask_slurm=False)
-    path = write_page(find_facts(workspace, observed, Question(names=(name,), for_programs=True)))
+    path = write_page(choose_facts(workspace, observed, Question(names=(name,), for_programs=True)))
     return Outcome(f"{path.absolute()} is written: open it in a browser, or see it live with 'slurmtrain serve'")
 
 
@@ -367,7 +367,7 @@ RESUME_FAILED = Action("resuming sweep {run}", "Resume the failed runs of {run}?
 CANCEL = Action("cancelling run {run}", "Cancel {run}? It saves before it ends.", _cancel, CANCEL_ALL)
 RESUME = Action("resuming run {run}", "Resume {run} from its newest checkpoint?", _resume, RESUME_FAILED)
 CHECKPOINT = Action("run {run} saves at the end of its step", "", _save)
-REPORT = Action("writing a page about {run}", "", _report)
+REPORT = Action("writing a page about {run}", "", _write_report)
 
 
 class Actions:

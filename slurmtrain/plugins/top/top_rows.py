@@ -31,7 +31,7 @@ COLUMNS = run_columns(*LISTS["top"])
 _TITLES = [column.title for column in COLUMNS]
 STATE = _TITLES.index("STATE")
 NAME, PARAMS, _AGE = _TITLES.index("NAME"), _TITLES.index("PARAMS"), _TITLES.index("AGE")
-# Of states in which many runs of a sweep may be: as in squeue, if it has them.
+# States that many runs of a sweep may share, as squeue writes them, if it has them.
 STATE_CODES = {"unreadable": "UN", "failed": "F", "lost": "LO", "running": "R", "requeued": "RQ", "pending": "PD",
                "created": "CR", "cancelled": "CA", "completed": "CD"}  # fmt: skip
 # What conditions have and words have not.

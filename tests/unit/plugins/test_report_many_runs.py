@@ -21,8 +21,7 @@ from slurmtrain.ops.plot import Plotted, means_json, repetitions
 from slurmtrain.ops.query.select import Question
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.report import curve_facts, many_facts
-from slurmtrain.plugins.report.facts import find_facts
+from slurmtrain.plugins.report import choose_facts, curve_facts, many_facts
 from slurmtrain.plugins.report.node_hours import Calendar, node_hours
 
 SIZE = 100
@@ -39,7 +38,7 @@ def workspace(tmp_path_factory: pytest.TempPathFactory) -> Workspace:
 
 
 def facts_of(workspace: Workspace, *names: str, **question: Any) -> dict[str, Any]:
-    return find_facts(
+    return choose_facts(
         workspace, observe(workspace, ask_slurm=False), Question(names=names, for_programs=True, **question)
     )
 
@@ -129,7 +128,7 @@ def test_a_page_of_runs_that_go_on_is_of_one_moment(tmp_path: Path) -> None:
     observed = observe(workspace, ask_slurm=False)
     first.reached(4, loss=0.1)
     second.reached(4, loss=0.1)
-    facts = find_facts(workspace, observed, Question(names=(SWEEP,), for_programs=True))
+    facts = choose_facts(workspace, observed, Question(names=(SWEEP,), for_programs=True))
     assert [run["metrics"] for run in facts["runs"]] == [{"loss": 0.5}] * 2
     curves = facts["curves"]["loss"]
     assert [curve["step"] for curve in (*curves["runs"], *curves["means"])] == [[1, 2, 3]] * 3

@@ -70,7 +70,7 @@ def test_a_page_has_the_same_figures_and_no_element_of_a_parameter(
     assert ESCAPED not in page.read_text()
     assert "alert(1)" in page.read_text()
     code, _, err = call(root, capsys, "scale", SWEEP, "--html", str(tmp_path / "none" / "page.html"))
-    assert (code, "cannot write" in err, "--html names another file" in err) == (2, True, True)
+    assert (code, "cannot write" in err, "name another file" in err) == (2, True, True)
 
 
 @rare

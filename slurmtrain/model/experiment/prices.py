@@ -169,7 +169,7 @@ def _gpus_of(resources: Mapping[str, Any]) -> tuple[int, str | None]:
     return (gpus if isinstance(gpus, int) else 0), (str(gpu_type) if gpu_type else None)
 
 
-def gpus_of_node(resources: Mapping[str, Any]) -> float:
+def mean_gpus(resources: Mapping[str, Any]) -> float:
     """How many GPUs a node of a run has, on average over its components. ``resources``: as for :func:`node_kinds`."""
     alike = node_kinds(resources)
     return sum(kind.count * kind.gpus for kind in alike) / sum(kind.count for kind in alike)

@@ -14,8 +14,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, pairwise
 from operator import itemgetter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from slurmtrain.model.experiment.prices import mean_gpus
 from slurmtrain.model.run.attempt_facts import AttemptFacts, SaveLog
 from slurmtrain.model.run.events import agent_events, checkpoint_events, command_events, rank_events
 from slurmtrain.model.run.events.base import AnyEvent, Event, select
@@ -114,7 +115,7 @@ def timelines(
 ) -> dict[str, list[Interval]]:
     """When each attempt spent its time on what, by its key: in order, without gaps; the sums are its ``spent``.
 
-    The arguments are those of :func:`accounted`: ``attempts``, ``facts``, ``progress``, ``checkpoints``.
+    The arguments ``attempts``, ``facts``, ``progress`` and ``checkpoints`` are as for :func:`accounted`.
     """
     accounts = _accounts(attempts, facts, progress, checkpoints)
     return {attempt.key: account.merged() for attempt, account in zip(attempts, accounts, strict=True)}
@@ -449,29 +450,18 @@ Tally = dict[Placement, dict[str, float]]
 """Sums by place, then by name: seconds where the name says so, else counts."""
 
 
-def place_of(run: Run, attempt: Attempt | None, submissions: Mapping[int, command_events.Submitting]) -> Placement:
-    """Where an ``attempt`` of a ``run`` ran. ``submissions``: the run's, by number."""
+def place_of(run: Run, attempt: Attempt | None) -> Placement:
+    """Where an ``attempt`` of a ``run`` ran; without one, only what starts the run is known."""
     if attempt is None:
         return Placement(run.executor, "")
-    submitting = submissions.get(attempt.submission)
-    return Placement(attempt.executor or run.executor, (submitting and submitting.partition) or "")
+    return Placement(attempt.executor or run.executor, attempt.partition)
 
 
-def tally(run: Run, submissions: Mapping[int, command_events.Submitting], resources: Mapping[str, Any]) -> Tally:
-    """What a run adds to the sums.
-
-    Args:
-        run: The run.
-        submissions: Its submissions, by number: a ``resume`` may have changed what an attempt is given.
-        resources: The ``resources`` of its spec when it was created.
-    """
-    gpus_per_node = mean_gpus(resources)
+def tally(run: Run) -> Tally:
+    """What a ``run`` adds to the sums."""
     result: Tally = {}
     for attempt in run.attempts:
-        submitting = submissions.get(attempt.submission)
-        if submitting is not None and submitting.resources is not None:
-            gpus_per_node = mean_gpus(submitting.resources)
-        sums = result.setdefault(place_of(run, attempt, submissions), defaultdict(float))
+        sums = result.setdefault(place_of(run, attempt), defaultdict(float))
         sums[ATTEMPTS] += 1
         sums[LOST_STEPS] += attempt.lost_steps or 0
         if attempt.started_at is not None:
@@ -488,7 +478,7 @@ def tally(run: Run, submissions: Mapping[int, command_events.Submitting], resour
         # The runs of a pack share a node, and perhaps its GPUs: what each takes adds up to no more than the job's.
         for name, weight in (
             (NODE_S, 1 / attempt.pack),
-            (GPU_S, gpus_per_node / (attempt.pack if attempt.share_gpu else 1)),
+            (GPU_S, mean_gpus(attempt.resources) / (attempt.pack if attempt.share_gpu else 1)),
         ):
             if weight and any(seconds.values()):
                 sums[name] += weight * sum(seconds.values())
@@ -496,17 +486,6 @@ def tally(run: Run, submissions: Mapping[int, command_events.Submitting], resour
                     sums[f"{name}:{kind}"] += weight * seconds.get(kind, 0.0)
     # Sums of 0 would make a label of each kind of time that no run has spent.
     return {place: {name: total for name, total in sums.items() if total} for place, sums in result.items()}
-
-
-def mean_gpus(resources: Mapping[str, Any]) -> float:
-    """GPUs of a node by the spec's ``resources``; with components, whose nodes all take part, the mean over them."""
-    gpus = resources.get("gpus_per_node")
-    of_all = gpus if isinstance(gpus, int) else 0
-    components = [each for each in resources.get("components") or () if isinstance(each.get("gpus_per_node"), int)]
-    if not components:
-        return of_all
-    total = sum(each["nodes"] * each["gpus_per_node"] for each in components)
-    return float(total / sum(each["nodes"] for each in components))
 
 
 def merged(old: Tally, new: Tally) -> Tally:

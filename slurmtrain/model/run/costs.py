@@ -19,7 +19,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from slurmtrain.errors import NoPrice
-from slurmtrain.model.experiment.prices import LOCAL, NodeKind, Prices, gpus_of_node, node_kinds, price_of_nodes
+from slurmtrain.model.experiment.prices import LOCAL, NodeKind, Prices, mean_gpus, node_kinds, price_of_nodes
 from slurmtrain.model.run.accounting import PLANNED, mean_nodes
 from slurmtrain.model.run.run import CAUSES, GROW, Attempt
 
@@ -210,7 +210,7 @@ class _Charge:
             hours=sum(hours.values()),
             waiting_s=self.attempt.spent.get("queue", 0.0),
             node_hours=_times(hours, nodes * of_nodes),
-            gpu_hours=_times(hours, nodes * of_gpus * gpus_of_node(self.attempt.resources)),
+            gpu_hours=_times(hours, nodes * of_gpus * mean_gpus(self.attempt.resources)),
             interruptions=dict(interruptions_of(self.attempt)),
             partition=",".join(sorted(partitions)),
         )

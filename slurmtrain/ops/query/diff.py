@@ -17,7 +17,6 @@ from slurmtrain.model.metrics.curves import Divergence, find_divergence
 from slurmtrain.model.query.fields import identity
 from slurmtrain.model.query.measures import is_larger_better
 from slurmtrain.model.run.accounting import GPU_S, summed, tally
-from slurmtrain.model.run.events.command_events import RunCreated, Submitting
 from slurmtrain.model.run.layout import RunDir, checkpoint_step
 from slurmtrain.ops.query.compare import spec_settings
 from slurmtrain.ops.shared.find import find
@@ -128,7 +127,7 @@ def diff(workspace: Workspace, first: str, second: str, *, lines: bool = False) 
         spec={name: pair for name, pair in pairs.items() if identity(pair[0]) != identity(pair[1])},
         code=_code_difference(workspace, runs, records, notes, lines=lines),
         environment=compare_environments(*environments),
-        result={**_outcomes(workspace, runs, records), **_metrics(workspace, records)},
+        result={**_outcomes(runs, records), **_metrics(workspace, records)},
         metrics=_divergences(workspace, runs, notes),
         checkpoints=_checkpoints(workspace, runs),
         notes=notes,
@@ -224,16 +223,9 @@ def _texts_of_files(run: RunDir, name: str, paths: Collection[str]) -> dict[str,
 # --- results ----------------------------------------------------------------------------------------------------------
 
 
-def _outcomes(
-    workspace: Workspace, runs: tuple[Run, Run], records: tuple[Mapping[str, Any], Mapping[str, Any]]
-) -> dict[str, Pair]:
+def _outcomes(runs: tuple[Run, Run], records: tuple[Mapping[str, Any], Mapping[str, Any]]) -> dict[str, Pair]:
     """What became of both: state, steps, attempts, seconds on nodes, GPU-hours."""
-    gpu_seconds = []
-    for run in runs:
-        submissions = {event.payload.submission: event.payload for event in workspace.store.events(run.id, Submitting)}
-        created = [event.payload.resources for event in workspace.store.events(run.id, RunCreated)]
-        sums = tally(run, submissions, created[0] if created else run.resources)
-        gpu_seconds.append(sum(of_place.get(GPU_S, 0.0) for of_place in sums.values()))
+    gpu_seconds = [sum(of_place.get(GPU_S, 0.0) for of_place in tally(run).values()) for run in runs]
     first, second = (
         {
             "state": record["state"],

@@ -10,7 +10,7 @@ from operator import itemgetter
 from typing import Any
 
 from slurmtrain.errors import UserError
-from slurmtrain.model.experiment.prices import gpus_of_node
+from slurmtrain.model.experiment.prices import mean_gpus
 from slurmtrain.model.run.costs import Charges, add_up, charges_of, cost_json
 from slurmtrain.model.run.run import Attempt
 from slurmtrain.ops.query.select import Question, select_runs
@@ -109,7 +109,7 @@ class _Bill:
         self.charges = charges_of(attempts, run["executor"] or "", workspace.config.prices)
         self.total = add_up(self.charges)
         # A run that has not been on nodes has a unit, too.
-        self.has_gpus = bool(gpus_of_node(run["resources"] or {})) or any(self.total.gpu_hours.values())
+        self.has_gpus = bool(mean_gpus(run["resources"] or {})) or any(self.total.gpu_hours.values())
 
     def to_json(self, currency: str | None) -> dict[str, Any]:
         """The run as ``cost --json`` lists it."""

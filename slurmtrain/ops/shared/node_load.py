@@ -11,8 +11,8 @@ from typing import Any
 
 from slurmtrain.errors import PathError
 from slurmtrain.model.diagnosis.idleness import Idle, find_idle
+from slurmtrain.model.experiment.prices import mean_gpus
 from slurmtrain.model.metrics.load import LoadSample, read_sample
-from slurmtrain.model.run.accounting import mean_gpus
 from slurmtrain.model.run.journal_lines import Reading, read_lines
 from slurmtrain.model.run.layout import AttemptDir, RunDir, split_attempt
 from slurmtrain.system.journal_files import JournalFile, Piece, last_records, read_pieces

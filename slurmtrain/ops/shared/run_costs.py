@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from slurmtrain.model.experiment.prices import gpus_of_node
+from slurmtrain.model.experiment.prices import mean_gpus
 from slurmtrain.model.run.costs import Charges, add_up, charges_of, cost_json
 from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
@@ -85,6 +85,6 @@ def _cost(
     return cost_json(
         add_up(charges),
         prices.currency if prices else None,
-        has_gpus=bool(gpus_of_node(resources)),
+        has_gpus=bool(mean_gpus(resources)),
         idle=idle_part(charges, idle),
     )

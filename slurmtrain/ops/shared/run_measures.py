@@ -18,11 +18,11 @@ from typing import Any
 from slurmtrain.errors import PathError
 from slurmtrain.history import read_rows
 from slurmtrain.model.diagnosis.hang import is_slow
+from slurmtrain.model.experiment.prices import mean_gpus
 from slurmtrain.model.metrics.curves import Segment
 from slurmtrain.model.metrics.load import GPU_MEMORY, POWER, UTILIZATION, LoadSample, joules
 from slurmtrain.model.metrics.step_figures import quantile
 from slurmtrain.model.metrics.step_times import last_of_looks
-from slurmtrain.model.run.accounting import mean_gpus
 from slurmtrain.model.run.events.agent_events import WorkersStarted
 from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.rank_events import RankMeasured

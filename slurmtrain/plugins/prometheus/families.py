@@ -39,7 +39,6 @@ from slurmtrain.model.run.accounting import (
     place_of,
     tally,
 )
-from slurmtrain.model.run.events.command_events import RunCreated, Submitting
 from slurmtrain.model.run.run import CAUSES, RUN_STATES, Checkpoint
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import SCHEMA, RunRecord
@@ -176,15 +175,11 @@ class Counters:
                 due.append(run_id)
         for begin in range(0, len(due), _BATCH):
             batch = due[begin : begin + _BATCH]
-            submitting = workspace.store.events_of(batch, Submitting)
-            created = workspace.store.events_of(batch, RunCreated)
             for run_id, run in workspace.store.load_all(batch).items():
-                submissions = {event.payload.submission: event.payload for event in submitting.get(run_id, ())}
-                resources = next((event.payload.resources for event in created.get(run_id, ())), {})
-                place = place_of(run, run.newest, submissions)
+                place = place_of(run, run.newest)
                 scanned = index[run_id].scanned if index[run_id].settled else None
-                sums = tally(run, submissions, resources)
-                for where, joules in energy_of_run(workspace, run, submissions).items():
+                sums = tally(run)
+                for where, joules in energy_of_run(workspace, run).items():
                     sums.setdefault(where, {})[GPU_J] = joules
                 if self._set(run_id, place, sums, scanned):
                     self._unkept[run_id] = None

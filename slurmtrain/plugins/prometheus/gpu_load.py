@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from statistics import fmean
 
 from slurmtrain.model.metrics.load import ENERGY, GPU_MEMORY, POWER, UTILIZATION
 from slurmtrain.model.run.accounting import Placement, place_of
-from slurmtrain.model.run.events.command_events import Submitting
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.node_load import load_files, newest_load_files, newest_sample
 from slurmtrain.ops.shared.views import RunRecord
@@ -16,13 +14,12 @@ from slurmtrain.ops.shared.workspace import Workspace
 _MEGABYTE = 1e6
 
 
-def energy_of_run(workspace: Workspace, run: Run, submissions: Mapping[int, Submitting]) -> dict[Placement, float]:
+def energy_of_run(workspace: Workspace, run: Run) -> dict[Placement, float]:
     """The joules that the GPUs of a run have taken in all of its attempts, by where these were; none are left out.
 
     Args:
         workspace: Where the run is.
         run: The run.
-        submissions: Its submissions, by number.
     """
     directory = workspace.root.run(run.id)
     result: dict[Placement, float] = {}
@@ -31,7 +28,7 @@ def energy_of_run(workspace: Workspace, run: Run, submissions: Mapping[int, Subm
         newest = map(newest_sample, load_files(directory.attempt(attempt.job_id, attempt.restart)))
         joules = sum(sum(sample.of_gpus(ENERGY).values()) for sample in newest if sample is not None)
         if joules:
-            place = place_of(run, attempt, submissions)
+            place = place_of(run, attempt)
             # Runs that share GPUs have each noted all of these.
             result[place] = result.get(place, 0.0) + joules / (attempt.pack if attempt.share_gpu else 1)
     return result

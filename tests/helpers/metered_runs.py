@@ -10,7 +10,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from helpers.simulated_run import ELSEWHERE, SimulatedRun
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.plugins.prometheus import exposition_text
-from slurmtrain.plugins.prometheus.families import Counters, collect
+from slurmtrain.plugins.prometheus.counters import Counters
+from slurmtrain.plugins.prometheus.families import collect
 
 Samples = dict[tuple[str, frozenset[tuple[str, str]]], float]
 

@@ -20,7 +20,8 @@ import click
 from slurmtrain.cli import options, output
 from slurmtrain.errors import NotAvailable, PathError, SlurmtrainError, UserError
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.prometheus.families import COUNTER, LABELS, SUMMARY, Collection, Counters, Family, collect
+from slurmtrain.plugins.prometheus.counters import Counters
+from slurmtrain.plugins.prometheus.families import COUNTER, LABELS, SUMMARY, Collection, Family, collect
 from slurmtrain.system.files import describe_os_error, write_atomically
 from slurmtrain.system.interpreter import template_directory
 from slurmtrain.system.owned_files import user_name

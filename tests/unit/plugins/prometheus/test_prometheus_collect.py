@@ -15,7 +15,8 @@ from slurmtrain.model.run.accounting import INTERRUPTED, Placement, merged
 from slurmtrain.model.run.run import CAUSES
 from slurmtrain.ops.shared.observe import rebuild
 from slurmtrain.ops.shared.workspace import Workspace
-from slurmtrain.plugins.prometheus.families import COUNTER, SUMMARY, Counters, Families
+from slurmtrain.plugins.prometheus.counters import Counters
+from slurmtrain.plugins.prometheus.families import COUNTER, SUMMARY, Families
 from slurmtrain.registry.cells import Sent
 from slurmtrain.registry.transaction import Transaction
 
@@ -226,7 +227,7 @@ def test_a_killed_writer_and_lines_that_mean_nothing_are_passed_over(workspace: 
 
 
 def test_the_file_does_not_grow_for_ever(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("slurmtrain.plugins.prometheus.families._SPARE_LINES", 0)
+    monkeypatch.setattr("slurmtrain.plugins.prometheus.counters._SPARE_LINES", 0)
     sim = write_metered_run(workspace, ends=False)
     counters = Counters()
     for step in range(8, 20):

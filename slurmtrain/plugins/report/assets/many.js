@@ -1,15 +1,13 @@
 "use strict";
 /* The page of many runs: what node-hours went into by day, interruptions by cause, sweeps, and the runs. */
 (() => {
-  const { element, format, known } = Report;
-  const { rounded, spent, state } = Report.runs;
+  const { element, format, known, onNodes } = Report;
+  const { rounded } = Report.runs;
   const KINDS = ["train", "stall", "lost", "restore", "preflight", "start", "stop", "queue"];
   const colour = (kind) => `var(--${kind})`;
   const day = (text) => new Date(`${text}T00:00:00Z`);
   // Bars of more days could not be told apart.
   const BARS = 100;
-  const onNodes = (hours) => d3.sum(Object.entries(hours), ([kind, each]) => (kind === "queue" ? 0 : each));
-
   const MEASURES = { "all on nodes": onNodes, ...Object.fromEntries(KINDS.map((kind) => [kind, (hours) => hours[kind] ?? 0])) };
 
   /* One cell a day: weeks side by side, at least half a year of them. */
@@ -46,8 +44,8 @@
 
   function describe(each) {
     const kinds = KINDS.filter((kind) => each.hours[kind]).map((kind) => `${kind} ${rounded(each.hours[kind])}`);
-    const causes = Object.entries(each.interruptions).map(([cause, count]) => `${count} ${cause}`);
-    return `${each.day}: ${kinds.join(", ") || "nothing"} node-hours${causes.length ? `; interrupted: ${causes.join(", ")}` : ""}`;
+    const causes = format.counts(each.interruptions);
+    return `${each.day}: ${kinds.join(", ") || "nothing"} node-hours${causes && `; interrupted: ${causes}`}`;
   }
 
   /* Stacked bars by day, or by week if there are many. */
@@ -68,7 +66,7 @@
 
   function interruptions(facts) {
     const rows = Object.entries(facts.interruptions).map(([cause, each]) => ({ cause, ...each }));
-    if (!rows.length) return [element("p", { class: "note" }, "No attempt was interrupted.")];
+    if (!rows.length) return Report.notes(["No attempt was interrupted."]);
     return [
       Report.chart("Interruptions by cause", () => ({
         height: 30 + 26 * rows.length, marginLeft: 110, x: { label: "interruptions", grid: true, tickFormat: "d" }, y: { label: null, domain: rows.map((row) => row.cause) },
@@ -92,10 +90,10 @@
         { name: "sweep", value: (sweep) => sweep.id, cell: (sweep) => Report.link(sweep.id) },
         { name: "name", value: (sweep) => sweep.name },
         { name: "runs", number: true, value: (sweep) => d3.sum(Object.values(sweep.states)) },
-        { name: "states", value: (sweep) => Object.entries(sweep.states).map(([name, count]) => `${count} ${name}`).join(", ") },
+        { name: "states", value: (sweep) => format.counts(sweep.states) },
         { name: "swept", long: true, value: (sweep) => sweep.swept },
         { name: "best", value: (sweep) => sweep.best?.value, cell: (sweep) => (sweep.best ? [Report.link(sweep.best.run), ` ${sweep.best.metric} ${format.number(sweep.best.value)}`] : "–") },
-        { name: "errors", long: true, value: (sweep) => (sweep.errors ? `${sweep.errors.runs} × ${sweep.errors.reason || "failed for no known reason"}` : null) },
+        { name: "errors", long: true, value: (sweep) => Report.runs.failure(sweep.errors) },
         { name: "submitted", value: (sweep) => sweep.submitted_at, cell: (sweep) => Report.time(sweep.submitted_at) },
       ],
     });
@@ -113,10 +111,10 @@
     const [kept, setDay] = Report.choice("calendar/day", null);
     let chosenDay = kept;
     const choose = (name) => { chosenDay = name; setDay(name); fill(); };
-    Report.head({ title: facts.title, state: null, why: null, of: facts.as_of });
+    Report.head({ title: facts.title, of: facts.as_of });
     Report.section("overview", "Overview",
       Report.tiles([
-        { name: "runs", value: format.number(facts.total), more: Object.entries(facts.states).map(([name, count]) => `${count} ${name}`).join(", ") },
+        { name: "runs", value: format.number(facts.total), more: format.counts(facts.states) },
         { name: "node-hours", value: total ? rounded(total) : null },
         { name: "goodput", value: known(facts.goodput) ? format.share(facts.goodput) : null, more: "of the time on nodes" },
         ...["lost", "stall", "queue"].map((kind) => ({ name: { lost: "lost", stall: "saving", queue: "waiting" }[kind], value: facts.hours[kind] ? rounded(facts.hours[kind]) : null, more: "node-hours" })),
@@ -124,7 +122,7 @@
         { name: "interruptions", value: format.number(d3.sum(Object.values(facts.interruptions), (each) => each.count)) },
         Report.runs.costTile(facts.cost),
       ]),
-      facts.notes.map((note) => element("p", { class: "note" }, note)));
+      Report.notes(facts.notes));
 
     const table = element("div");
     const filtered = element("p", { class: "note", hidden: true });

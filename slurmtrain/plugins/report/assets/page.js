@@ -82,6 +82,8 @@ const Report = (() => {
     },
     /* A sentence, with the ISO times in it by the reader's clock. */
     localized: (text) => text.replace(/\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z/g, (moment) => format.time(moment)),
+    /* How many there are of each: numbers by name. */
+    counts: (numbers) => Object.entries(numbers).map(([name, count]) => `${count} ${name}`).join(", "),
     /* Any value of JSON, as in a spec. */
     value: (value) => (typeof value === "string" ? value : typeof value === "number" ? String(value) : JSON.stringify(value)),
   };
@@ -93,15 +95,24 @@ const Report = (() => {
     return element("time", { datetime: iso, title: iso }, format.time(moment));
   }
 
+  /* The seconds or hours on nodes, of those by kind. */
+  const onNodes = (byKind) => d3.sum(Object.entries(byKind), ([kind, each]) => (kind === "queue" ? 0 : each));
+
   // --- the parts of a page ---
 
-  /* The head: title, state (null: none), a sentence (null: none), and when the facts were true. */
-  function head({ title, state, why, of }) {
+  /* The state of a run, or another text in the colour of that state. */
+  const state = (name, text = name) => element("span", { class: `state ${name}` }, text);
+
+  /* Sentences in small print, each a paragraph. */
+  const notes = (texts) => texts.map((text) => element("p", { class: "note" }, text));
+
+  /* The head: title, the state of a run and a sentence if there are any, and when the facts were true. */
+  function head({ title, state: ofRun = null, why = null, of }) {
     const { links, source } = place("facts").dataset;
     place("head").replaceChildren(
       links && !source.endsWith("/many") ? element("a", { class: "up", href: "/" }, "← all runs") : "",
       element("h1", {}, title),
-      state ? element("span", { class: `state ${state}` }, state) : "",
+      ofRun ? state(ofRun) : "",
       element("span", { class: "of" }, "as of ", time(of)),
       themeButton(),
       why ? element("p", { class: "why" }, format.localized(why)) : "",
@@ -353,6 +364,6 @@ const Report = (() => {
   return {
     draws: (kind, draw) => { drawers[kind] = draw; },
     refresh, ready, element, section, head, facts, tiles, select, tick, choice, table, link, chart, legend,
-    series, time, format, known, printable,
+    series, time, state, notes, onNodes, format, known, printable,
   };
 })();

@@ -21,7 +21,7 @@ Report.draws("run", (facts) => {
   Report.head({ title: run.name, state: run.state, why: run.why, of: facts.as_of });
 
   function summary() {
-    const spent = Object.entries(run.seconds).filter(([kind]) => kind !== "queue").reduce((sum, [, seconds]) => sum + seconds, 0);
+    const spent = Report.onNodes(run.seconds);
     const { measures, cost } = run;
     section("summary", "Run", Report.tiles([
       { name: "step", value: known(run.step) ? format.number(run.step) : null, more: known(run.total_steps) ? `of ${format.number(run.total_steps)}` : null, data: { step: run.step } },
@@ -40,7 +40,7 @@ Report.draws("run", (facts) => {
       ["led to", run.children.map((child) => `${child.run} (${child.relation})`).join(", ")],
       ["directory", element("code", {}, run.dir)],
       ["because", facts.why.details.map((line) => element("div", {}, format.localized(line)))], ["what to do", facts.why.advice.map((line) => element("div", {}, format.localized(line)))],
-    ]), facts.problems.map((problem) => element("p", { class: "note" }, problem)));
+    ]), Report.notes(facts.problems));
   }
 
   // --- time ---
@@ -110,7 +110,7 @@ Report.draws("run", (facts) => {
       key: "attempts", most: 25, caption: "Attempts, and their seconds by kind", rows: run.attempts, rowAttributes: (attempt) => ({ data: { attempt: attempt.number } }),
       columns: [
         { name: "attempt", value: (attempt) => attempt.number, number: true },
-        { name: "ended", value: (attempt) => attempt.cause ?? attempt.state, cell: (attempt) => [element("span", { class: `state ${attempt.state}` }, attempt.cause ?? attempt.state), element("div", { class: "note" }, format.localized(attempt.reason))], long: true },
+        { name: "ended", value: (attempt) => attempt.cause ?? attempt.state, cell: (attempt) => [Report.state(attempt.state, attempt.cause ?? attempt.state), element("div", { class: "note" }, format.localized(attempt.reason))], long: true },
         { name: "nodes", value: (attempt) => attempt.nodes.length, number: true },
         { name: "started", value: (attempt) => attempt.started_at, cell: (attempt) => time(attempt.started_at) },
         { name: "steps", value: (attempt) => attempt.last_step, cell: (attempt) => (known(attempt.last_step) ? `${attempt.first_step ?? "?"} – ${attempt.last_step}` : "–"), number: true },
@@ -135,7 +135,7 @@ Report.draws("run", (facts) => {
     const points = timeline.goodput.map(([at, share]) => ({ x: date(at), share }));
     section("goodput", "Goodput", element("p", { class: "note" }, "The share of the time on nodes that went into training that was kept: below, where the time went, and the share up to each moment."),
       Report.chart(`Seconds on nodes by kind: ${used.map(({ kind, seconds }) => `${kind} ${format.duration(seconds)}`).join(", ")}`, (width) => ({
-        width, height: 62, marginTop: 4, x: { label: null, ticks: Math.max(3, width / 140), tickFormat: (seconds) => format.duration(seconds) }, color: { domain: KINDS, range: COLOURS },
+        width, height: 62, marginTop: 4, x: { label: null, ticks: Math.max(3, width / 140), tickFormat: format.duration }, color: { domain: KINDS, range: COLOURS },
         marks: [Plot.barX(used, Plot.stackX({ x: "seconds", fill: "kind", title: ({ kind, seconds }) => `${kind}: ${format.duration(seconds)}\n${MEANING[kind]}`, tip: true }))],
       })),
       Report.chart("Goodput up to each moment", (width) => ({
@@ -215,7 +215,7 @@ Report.draws("run", (facts) => {
     if (!steps) return;
     const { quantiles } = steps;
     const bars = steps.bars.filter(([, , count]) => count);
-    const x = { type: steps.log ? "log" : "linear", label: "seconds of a step", tickFormat: (value) => format.number(value), ticks: 6 };
+    const x = { type: steps.log ? "log" : "linear", label: "seconds of a step", tickFormat: format.number, ticks: 6 };
     const points = steps.points.map(([attempt, step, seconds]) => ({ attempt, step, seconds }));
     section("steps", "Steps", Report.tiles([
       { name: "50 % within", value: format.duration(quantiles.p50), data: { p50: quantiles.p50 } },
@@ -228,7 +228,7 @@ Report.draws("run", (facts) => {
         marks: [Plot.rectY(bars, { x1: (bar) => bar[0], x2: (bar) => bar[1], y: (bar) => bar[2], fill: "var(--series-1)", title: ([low, high, count]) => `${plural(count, "step")}\n${format.duration(low)} to ${format.duration(high)}`, tip: true }), Plot.ruleY([0])],
       }))),
       element("div", {}, element("h3", {}, "Over steps"), Report.chart("Time of each step over steps", (width) => ({
-        width, height: 230, x: { label: "step" }, y: { type: steps.log ? "log" : "linear", label: "seconds", grid: true, tickFormat: (value) => format.number(value), ticks: 5 },
+        width, height: 230, x: { label: "step" }, y: { type: steps.log ? "log" : "linear", label: "seconds", grid: true, tickFormat: format.number, ticks: 5 },
         marks: [
           Plot.ruleX(begins, { x: "first_step", stroke: "currentColor", strokeOpacity: 0.45, strokeDasharray: "2,3" }),
           Plot.dot(points, { x: "step", y: "seconds", r: 1.8, fill: "var(--series-1)", fillOpacity: 0.7 }),
@@ -255,7 +255,7 @@ Report.draws("run", (facts) => {
     if (!shown.length) return;
     const stalled = shown.filter(({ stall_s: stall, saved_at: at }) => known(stall) && at);
     section("checkpoints", "Checkpoints", stalled.length ? Report.chart(`Seconds for which each of ${stalled.length} saves stalled training`, (width) => ({
-      width, height: 180, x: { type: "time", label: null }, y: { label: "seconds stalled", grid: true, zero: true, tickFormat: (value) => format.number(value) },
+      width, height: 180, x: { type: "time", label: null }, y: { label: "seconds stalled", grid: true, zero: true, tickFormat: format.number },
       marks: [
         Plot.ruleX(stalled, { x: (each) => new Date(each.saved_at), y: "stall_s", stroke: "var(--stall)" }),
         Plot.dot(stalled, { x: (each) => new Date(each.saved_at), y: "stall_s", r: 3.5, fill: (each) => (each.pruned_at ? "var(--back)" : "var(--stall)"), stroke: "var(--stall)" }),
@@ -308,7 +308,7 @@ Report.draws("run", (facts) => {
     if (timed.length < 2) return null;
     const colour = (rank) => (run.measures.slow_ranks.includes(rank.rank) ? "var(--lost)" : "var(--series-1)");
     return element("div", {}, element("h3", {}, "A step's own time by rank"), Report.chart("The median of each rank's own time in a step", (width) => ({
-      width, height: 200, x: { label: "rank", type: "linear", ticks: Math.min(timed.length, 10), tickFormat: "d" }, y: { label: "seconds", zero: true, grid: true, tickFormat: (value) => format.number(value) },
+      width, height: 200, x: { label: "rank", type: "linear", ticks: Math.min(timed.length, 10), tickFormat: "d" }, y: { label: "seconds", zero: true, grid: true, tickFormat: format.number },
       marks: [Plot.dot(timed, { x: "rank", y: "own_p50_s", fill: colour, r: 3.5 }), Plot.tip(timed, Plot.pointer({ x: "rank", y: "own_p50_s", title: (rank) => `rank ${rank.rank} on ${printable(rank.node)}\n${format.duration(rank.own_p50_s)} of its own` }))],
     })));
   }
@@ -355,11 +355,11 @@ Report.draws("run", (facts) => {
       tile("on demand", "on_demand", "would have cost"), tile("saved by spot", "saved_by_spot"), tile("an interruption", "cost_of_interruption", plural(cost.interruptions ?? 0, "interruption")),
       { name: "break-even", value: known(cost.break_even_interruptions_per_hour) ? `${format.number(cost.break_even_interruptions_per_hour)} /h` : null, more: known(cost.interruptions_per_hour) ? `it had ${format.number(cost.interruptions_per_hour)} interruptions /h` : "interruptions" },
     ]), Report.legend(purposes.map(({ name, colour }) => [name, colour])), Report.chart(`What was paid for, in ${unit}: ${purposes.map(({ name, value }) => `${name} ${figure(cost, value)}`).join(", ")}`, (width) => ({
-      width, height: 62, marginTop: 4, x: { label: null, ticks: Math.max(3, width / 140), tickFormat: (value) => format.number(value) },
+      width, height: 62, marginTop: 4, x: { label: null, ticks: Math.max(3, width / 140), tickFormat: format.number },
       marks: [Plot.barX(purposes, Plot.stackX({ x: "value", fill: "colour", title: ({ name, value }) => `${name}: ${figure(cost, value)} ${unit}`, tip: true }))],
     })), Report.facts([
       ["node-hours", format.number(cost.node_hours)], ["GPU-hours", cost.gpu_hours ? format.number(cost.gpu_hours) : null],
-      ["interruptions", Object.entries(cost.interruptions_by_cause ?? {}).map(([cause, count]) => `${count} ${cause}`).join(", ")], ["not in money", cost.problem],
+      ["interruptions", format.counts(cost.interruptions_by_cause ?? {})], ["not in money", cost.problem],
     ]));
   }
 

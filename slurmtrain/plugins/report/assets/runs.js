@@ -5,9 +5,9 @@ Report.runs = (() => {
 
   /* A number that was summed, to three figures. */
   const rounded = (value) => (known(value) ? format.number(Number(value.toPrecision(3))) : "–");
-  /* The node-hours of a run that were not spent waiting. */
-  const spent = (run) => d3.sum(Object.entries(run.hours ?? {}), ([kind, hours]) => (kind === "queue" ? 0 : hours));
-  const state = (name) => element("span", { class: `state ${name}` }, name);
+  const spent = (run) => Report.onNodes(run.hours ?? {});
+  /* The commonest error of a sweep, if there is one. */
+  const failure = (errors) => errors && `${errors.runs} × ${errors.reason || "failed for no known reason"}`;
 
   const step = (run) => (known(run.step) ? format.number(run.step) + (known(run.total_steps) ? ` / ${format.number(run.total_steps)}` : "") : "–");
 
@@ -22,7 +22,7 @@ Report.runs = (() => {
     const numeric = (name) => runs.every((run) => typeof (run.params?.[name] ?? 0) === "number");
     const own = [
       { name: "name", value: (run) => run.name, differs: true },
-      { name: "state", value: (run) => run.state, cell: (run) => state(run.state) },
+      { name: "state", value: (run) => run.state, cell: (run) => Report.state(run.state) },
       { name: "sweep", value: (run) => run.sweep, cell: (run) => (run.sweep ? Report.link(run.sweep) : "–"), differs: true },
       { name: "step", number: true, value: (run) => run.step, cell: step },
       { name: "lost steps", number: true, value: (run) => run.lost_steps },
@@ -55,12 +55,14 @@ Report.runs = (() => {
     return Report.table({ key: "runs-table", columns: [...first, ...columns(facts)], rows: runs, filter: "find", ...options });
   }
 
-  /* The tile of a cost, of a run or of several. */
+  const unpriced = (cost) => cost.unpriced.map((each) => `without ${format.number(each.runs)} runs: ${each.problem}`);
+
+  /* The tile of what runs cost. */
   function costTile(cost) {
     const more = [
       cost.interruptions ? `${format.amount(cost.lost, cost.unit)} lost to ${format.number(cost.interruptions)} interruptions` : null,
       known(cost.on_demand) ? `${format.amount(cost.on_demand, cost.unit)} on demand` : null,
-      ...(cost.unpriced ?? []).map((each) => `without ${format.number(each.runs)} runs: ${each.problem}`),
+      ...unpriced(cost),
     ].filter(Boolean).join("; ");
     return { name: "cost", value: cost.spent && cost.unit !== "node-hours" ? `${format.amount(cost.spent, cost.unit)} ${cost.unit}` : null, more };
   }
@@ -85,7 +87,7 @@ Report.runs = (() => {
         ["saved by spot", amount(cost.saved_by_spot)],
         ["spot pays", known(rate) ? `up to ${rounded(rate)} interruptions an hour; there were ${rounded(cost.interruptions_per_hour)}` : null],
       ]),
-      cost.unpriced.map((each) => element("p", { class: "note" }, `without ${format.number(each.runs)} runs: ${each.problem}`)),
+      Report.notes(unpriced(cost)),
       cost.partitions.length > 1 ? Report.table({
         key: "partitions-table", rows: cost.partitions,
         columns: [
@@ -95,5 +97,5 @@ Report.runs = (() => {
       }) : null);
   }
 
-  return { costSection, table, spent, rounded, state, distinct, costTile };
+  return { costSection, table, spent, rounded, failure, distinct, costTile };
 })();

@@ -13,7 +13,7 @@ Report.draws("scale", (facts) => {
     id: { name: "id", value: (run) => run.id, cell: (run) => Report.link(run.id) },
     series: { name: "strategy", value: (run) => run.series },
     hardware: { name: "hardware", value: (run) => run.hardware },
-    state: { name: "state", value: (run) => run.state, cell: (run) => element("span", { class: `state ${run.state}` }, run.state) },
+    state: { name: "state", value: (run) => run.state, cell: (run) => Report.state(run.state) },
     nodes: { name: "nodes", value: (run) => run.nodes, number: true },
     processes: { name: "processes", value: (run) => run.processes, number: true },
     gpus: { name: "GPUs", value: (run) => run.gpus || null, number: true },
@@ -40,7 +40,7 @@ Report.draws("scale", (facts) => {
     section(id, title, table({ key: `${id}-table`, columns: shown, rows }));
   }
 
-  Report.head({ title: facts.title, state: null, why: facts.progress, of: facts.as_of });
+  Report.head({ title: facts.title, why: facts.progress, of: facts.as_of });
   if (facts.sentences.length) section("advice", "What follows", element("ul", {}, facts.sentences.map((each) => element("li", {}, each))));
 
   const fitted = scaling.filter((each) => each.law);

@@ -85,12 +85,12 @@
     };
   }
 
-  /* What stands in a chart of a text of somebody else's. */
+  /* A text of somebody else's, as far as it fits into a chart. */
   const short = (text) => printable(text.length > 24 ? `${text.slice(0, 23)}…` : text);
 
   // --- parallel coordinates ---
 
-  /* Those of some ticks that do not cover each other; the ends of an axis come first. */
+  /* Ticks that do not cover each other; the ends of an axis come first. */
   function apart(ticks) {
     const kept = [];
     const ends = (tick) => Math.min(tick.at, 1 - tick.at);
@@ -255,12 +255,12 @@
     const redraws = [];
     const redraw = () => redraws.forEach((each) => each());
 
-    Report.head({ title: facts.title, state: null, why: bestText(facts), of: facts.as_of });
+    Report.head({ title: facts.title, why: bestText(facts), of: facts.as_of });
     const nodeHours = d3.sum(facts.runs, spent);
     const useful = d3.sum(facts.runs, (run) => run.hours?.train ?? 0);
     Report.section("overview", "Overview",
       Report.tiles([
-        { name: "runs", value: format.number(facts.runs.length), more: states.map((state) => `${facts.states[state]} ${state}`).join(", ") },
+        { name: "runs", value: format.number(facts.runs.length), more: format.counts(facts.states) },
         { name: facts.best ? `best ${facts.best.metric}` : "", value: facts.best ? format.number(facts.best.value) : null, more: facts.best ? Report.link(facts.best.run) : null },
         { name: "node-hours", value: nodeHours ? format.number(Number(nodeHours.toPrecision(4))) : null, more: `${format.number(Number(d3.sum(facts.runs, (run) => run.hours?.lost ?? 0).toPrecision(3)))} lost` },
         { name: "goodput", value: nodeHours ? format.share(useful / nodeHours) : null },
@@ -270,10 +270,10 @@
       Report.facts([
         ["swept", Object.entries(facts.swept).map(([name, values]) => element("div", {}, `${name}: ${values.slice(0, 12).map(format.value).join(", ")}${values.length > 12 ? `, … ${values.length} values` : ""}`))],
         ["judged by", facts.objective ? `${facts.objective.metric}, ${facts.objective.larger ? "larger" : "smaller"} is better: ${WHY[facts.objective.from]}` : null],
-        ["search", facts.search ? `${Object.entries(facts.search.states).map(([state, count]) => `${count} ${state}`).join(", ")} of ${facts.search.trials} trials` : null],
-        ["errors", facts.errors ? `${facts.errors.runs} × ${facts.errors.reason || "failed for no known reason"}` : null],
+        ["search", facts.search ? `${format.counts(facts.search.states)} of ${facts.search.trials} trials` : null],
+        ["errors", Report.runs.failure(facts.errors)],
       ]),
-      facts.notes.map((note) => element("p", { class: "note" }, note)),
+      Report.notes(facts.notes),
       states.length > 1 ? element("div", { class: "controls" }, states.map((state) =>
         Report.tick(`states/${state}`, state, true, (value) => { hidden[value ? "delete" : "add"](state); redraw(); }))) : null);
 
@@ -339,7 +339,7 @@
       columns: [
         { name: "run", value: (run) => run.id, cell: (run) => Report.link(run.id) },
         { name: "name", value: (run) => run.name },
-        { name: "state", value: (run) => run.state, cell: (run) => Report.runs.state(run.state) },
+        { name: "state", value: (run) => run.state, cell: (run) => Report.state(run.state) },
         ...metrics.flatMap((name) => [
           { name: distinct(name, "metrics", ["run", "name", "state", ...differs]), number: true, value: (run) => run.metrics[name]?.last },
           { name: `best ${name}`, number: true, value: (run) => run.metrics[name]?.best },
@@ -390,17 +390,17 @@
     const value = (run) => byId.get(run).metrics[judged]?.last;
     const colour = colours(comparison.runs.map((run) => value(run.id)), comparison.better === "larger");
     const marking = highlighting();
-    Report.head({ title: facts.title, state: null, why: comparison.by ? `by ${comparison.by}: ${comparison.better} is better` : null, of: facts.as_of });
+    Report.head({ title: facts.title, why: comparison.by ? `by ${comparison.by}: ${comparison.better} is better` : null, of: facts.as_of });
     Report.section("comparison", "Settings and metrics",
-      comparison.differs.length ? null : element("p", { class: "note" }, "The runs have the same settings."),
-      comparisonTable(comparison), facts.notes.map((note) => element("p", { class: "note" }, note)));
+      comparison.differs.length ? null : Report.notes(["The runs have the same settings."]),
+      comparisonTable(comparison), Report.notes(facts.notes));
     if (comparison.groups.some((group) => group.runs.length > 1)) Report.section("seeds", "Repetitions", meansTable(comparison));
     const label = (line) => {
       const { id, name, settings } = byId.get(line.runs[0]);
       return line.label || [name, id, ...Object.entries(settings).slice(0, 3).map(([key, each]) => `${key.replace(/^params\./, "")}=${setting(each)}`)].join(" ");
     };
     curveSection(facts, marking, () => facts.runs, (run) => colour(value(run)), label);
-    Report.section("performance", "Performance", performanceTable(facts.performance), facts.performance.notes.map((note) => element("p", { class: "note" }, note)));
+    Report.section("performance", "Performance", performanceTable(facts.performance), Report.notes(facts.performance.notes));
     Report.section("runs", "Runs", Report.runs.table(facts, facts.runs));
   }
 

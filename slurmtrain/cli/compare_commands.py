@@ -126,9 +126,9 @@ def compare_command(
 
 _SELDOM = (
     Column("TOKENS/S", lambda run: formatting.figures(run["tokens_per_second"]), rank=5),
-    Column("DATA", lambda run: formatting.share(run["data_wait_share"]), rank=5),
-    Column("COMM", lambda run: formatting.share(run["communication_share"]), rank=5),
-    Column("MFU", lambda run: formatting.share(run["mfu"]), rank=5),
+    Column("DATA", lambda run: formatting.as_percent(run["data_wait_share"]), rank=5),
+    Column("COMM", lambda run: formatting.as_percent(run["communication_share"]), rank=5),
+    Column("MFU", lambda run: formatting.as_percent(run["mfu"]), rank=5),
     Column("KWH", lambda run: formatting.figures(run["energy_kwh"]), rank=6),
 )
 # Of runs of ``compare --performance --json``. DATA and COMM: the parts of steps that ranks waited for data, and
@@ -152,7 +152,7 @@ _PERFORMANCE_COLUMNS = (
     *_SELDOM,
     Column("HOURS/1000", lambda run: formatting.figures(run["hours_per_1000_steps"]), rank=4),
     Column("SPEED-UP", lambda run: "-" if run["speedup"] is None else f"{run['speedup']:.2f}"),
-    Column("IDEAL", lambda run: formatting.share(run["of_ideal"]), rank=1),
+    Column("IDEAL", lambda run: formatting.as_percent(run["of_ideal"]), rank=1),
 )
 
 

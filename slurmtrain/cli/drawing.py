@@ -192,7 +192,7 @@ def wrap(text: str, width: int) -> list[str]:
 
 
 def shorten_names(names: Sequence[str], width: int) -> list[str]:
-    """Names in so many cells: those that begin alike keep what differs, and lose what they share.
+    """Names in so many cells: those that begin alike keep what differs, and lose their common part.
 
     Args:
         names: The names.
@@ -220,7 +220,7 @@ def shorten_names(names: Sequence[str], width: int) -> list[str]:
 
 
 def _without(ends: Sequence[str], last: str, width: int) -> list[str]:
-    """Ends of names; if one is too long, without the text in which all of them end."""
+    """Ends of names; if one is too long, without the ending that all of them have."""
     if not last or all(cell_len(end) <= width for end in ends):
         return list(ends)
     return [end.removesuffix(last) + "…" for end in ends]

@@ -51,7 +51,7 @@ def percent(value: float | None) -> str:
     return "-" if value is None else f"{value:.0f} %"
 
 
-def share(value: float | None) -> str:
+def as_percent(value: float | None) -> str:
     """A part of a whole, in percent."""
     return "-" if value is None else percent(100 * value)
 

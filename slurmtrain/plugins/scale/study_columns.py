@@ -75,7 +75,7 @@ class TableText:
             _MEMORY,
             Column("SPEED-UP", lambda run: _hundredths(run["speedup"])),
             Column("EFFICIENCY", lambda run: _hundredths(run["efficiency"])),
-            Column("COMM", lambda run: formatting.share(run["communication_share"]), rank=1),
+            Column("COMM", lambda run: formatting.as_percent(run["communication_share"]), rank=1),
             *([] if self._tables.currency is None else [self._price]),
         ]
 

@@ -80,7 +80,7 @@ def find_batch(params: Mapping[str, Any], key: str | None = None, counts: str | 
         names = [
             name
             for name, value in params.items()
-            if _whole_number(value) is not None and _BATCH.fullmatch(name) and not _OTHER_BATCH.search(name)
+            if _positive_number(value) is not None and _BATCH.fullmatch(name) and not _OTHER_BATCH.search(name)
         ]
         names = ["batch_size"] if "batch_size" in names else names
         if len(names) > 1:
@@ -93,7 +93,7 @@ def find_batch(params: Mapping[str, Any], key: str | None = None, counts: str | 
     return BatchKey(key, counts or by_name)
 
 
-def _whole_number(value: object) -> int | None:
+def _positive_number(value: object) -> int | None:
     """A positive whole number, also as text; None for anything else."""
     if isinstance(value, str) and value.strip().isdecimal():
         value = int(value)
@@ -115,7 +115,7 @@ def batch_size(content: Mapping[str, Any], batch: BatchKey) -> int:
     if value is missing:
         near = suggestion(batch.key, [f"params.{name}" for name in content.get("params") or {}])
         raise UserError(f"--batch-key: the spec has no key {batch.key!r}{near}")
-    size = _whole_number(value)
+    size = _positive_number(value)
     if size is None:
         raise UserError(f"--batch-key: {batch.key} is {value!r}, which is not a number of samples")
     return size

@@ -1,4 +1,4 @@
-"""Settings of a site, a user and a project: where runs are stored, how they are started by default and what they cost.
+"""Settings of a site, a user and a project: where runs are stored, how they are started, and prices of nodes.
 
 Later sources override earlier ones: ``/etc/xdg/slurmtrain/slurmtrain.yaml``, the user's
 ``$XDG_CONFIG_HOME/slurmtrain/slurmtrain.yaml``, the nearest ``slurmtrain.yaml`` in the current directory or its

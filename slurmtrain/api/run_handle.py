@@ -223,7 +223,7 @@ class RunHandle:
 
     @property
     def measures(self) -> dict[str, Any]:
-        """How fast it was and what it needed, as ``show --json`` prints it (docs/measures.md); None: not known."""
+        """How fast it was and how much it needed, as ``show --json`` prints it (docs/measures.md); None: not known."""
         from slurmtrain.ops.shared.run_measures import measures_json
 
         return measures_json(self._record.directory, self._load())
@@ -375,7 +375,7 @@ class RunHandle:
         return self
 
     def cost(self) -> dict[str, Any]:
-        """What it has cost so far, and what its interruptions cost of that: ``cost`` of the JSON (docs/cost.md)."""
+        """Its cost so far, and the part of its interruptions: ``cost`` of the JSON (docs/cost.md)."""
         from slurmtrain.ops.shared.run_costs import cost_of_run
 
         with calling(self._config, again=True) as call:
@@ -466,7 +466,7 @@ class RunHandle:
                 workspace.close()
 
     def _objective(self) -> Objective | None:
-        """What it is for, as its search or its spec says; None if they do not."""
+        """Its objective, as its search or its spec says; None if they do not."""
         from slurmtrain.ops.query.select import objectives_of
 
         with calling(self._config, again=True) as call:

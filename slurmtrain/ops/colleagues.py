@@ -53,7 +53,7 @@ def runs_of_colleagues(workspace: Workspace) -> tuple[list[dict[str, Any]], list
     """
     runs: list[dict[str, Any]] = []
     notes: list[str] = []
-    for colleague, read in _read_runs(workspace, notes):
+    for colleague, read in _runs_of_others(workspace, notes):
         theirs = Workspace(replace(workspace.config, runs=colleague.root.path))
         row = run_row(read, settled=False, scanned=(), revision=0)
         listed = Listed(dict(zip(RUNS.columns, row, strict=True)))
@@ -63,10 +63,10 @@ def runs_of_colleagues(workspace: Workspace) -> tuple[list[dict[str, Any]], list
 
 def attempts_of_colleagues(workspace: Workspace) -> dict[str, Sequence[Attempt]]:
     """The attempts of the runs of all others who share the root of ``workspace``, by the run's id."""
-    return {read.id: read.attempts for _, read in _read_runs(workspace, [])}
+    return {read.id: read.attempts for _, read in _runs_of_others(workspace, [])}
 
 
-def _read_runs(workspace: Workspace, notes: list[str]) -> Iterator[tuple[Colleague, Run]]:
+def _runs_of_others(workspace: Workspace, notes: list[str]) -> Iterator[tuple[Colleague, Run]]:
     """The runs of all others, oldest first for each of them. ``notes`` receives what cannot be read."""
     for colleague in _colleagues(workspace, notes):
         try:

@@ -342,7 +342,7 @@ class LookedUp:
 
     @classmethod
     def of_attempt(cls, directory: RunDir, run: Run, attempt: Attempt) -> LookedUp:
-        """Those of an ``attempt`` of ``run``, which has this ``directory``."""
+        """The facts of an ``attempt`` of ``run``, which has this ``directory``."""
         plan: Plan | None = None
         with contextlib.suppress(PathError):
             plan = read_plan(directory.submission(attempt.submission).plan) or read_plan(directory.plan)

@@ -90,7 +90,7 @@ def resume(
 
     Raises:
         RunBusy: the run is active.
-        NoCheckpoint: what it has cannot be continued from; without any, it begins again, as a note says.
+        NoCheckpoint: its checkpoints cannot be continued from; without any, it begins again, as a note says.
         NotAvailable: with ``step``, its script writes its checkpoints itself.
         UserError: an override is wrong, or a secret's value is missing.
         LaunchError, RequestRefused: as :func:`slurmtrain.ops.shared.start.start`.

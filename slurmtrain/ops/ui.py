@@ -266,7 +266,7 @@ def displaying(
 # How often a page that is open gets new points, in seconds.
 EVERY_S = 15.0
 _NICE = 10
-# Of what it says, at a time.
+# Of its answers, at a time.
 _CHUNK = 1 << 16
 
 
@@ -303,12 +303,12 @@ class SendingProcess:
         self._process = HelperProcess("slurmtrain.ops.ui", line, os.environ, blocked, answers=True)
         self._unread = b""
         self.status = SendingStatus(len(urgent))
-        """What it has said last."""
+        """Its last answer."""
         self.ended = False
         """Whether it has ended by itself, which it never should."""
 
     def read(self) -> None:
-        """Read what it has said meanwhile."""
+        """Read its answers until now."""
         while not self.ended and select.select([self._process.answers], [], [], 0)[0]:
             chunk = os.read(self._process.answers.fileno(), _CHUNK)
             self.ended = not chunk
@@ -317,7 +317,7 @@ class SendingProcess:
                 self.status = SendingStatus(**json.loads(lines[-1]))
 
     def end(self) -> None:
-        """End it. What it was sending then, the next command sends."""
+        """End it. The next command sends the rest."""
         self._process.end(0)
 
 

@@ -52,7 +52,7 @@ class Variant:
 
 
 def ask_queue(job_id: str, code: str, script: str, starts_at: float | None, patience_s: float) -> QueueFacts:
-    """Ask Slurm about a waiting job. Never raises: what it did not answer is in the result.
+    """Ask Slurm about a waiting job. Never raises: the result says what has no answer.
 
     Args:
         job_id: The job.

@@ -50,7 +50,7 @@ def run_command(
         stdin: its standard input.
         timeout_s: seconds that it may run, 60 by default.
         environ: its environment, by default the one of :func:`command_environment`. sbatch hands its own on to the job.
-        errors_too: whether to return what it printed to standard error, too.
+        errors_too: whether to return its standard error, too.
 
     Raises:
         SlurmDown: it does not exist, did not end in time, or failed; includes the errors that it printed.

@@ -186,7 +186,7 @@ _TRAINS = re.compile(
 )
 _PRINTS = re.compile(r"echo\s[^|&;<>]*")
 _OF_SHELL = re.compile(r"[$`|&;<>~*]")
-# A word of a shell, with what it has in quotes and brackets.
+# A word of a shell, with its quotes and brackets.
 _VALUE = r"""(?>"(?:\\.|[^"\\])*"|'[^']*'|\$?\((?:[^()]|\([^()]*\))*\)|\S)++"""
 # Options of launchers that say where ranks run, and how many.
 _PLACE = re.compile(

@@ -39,7 +39,7 @@ SEARCHES = "slurmtrain.searches"
 REGISTRIES = "slurmtrain.registries"
 """The group of registries that are no SQLite file."""
 CHECKPOINT_FORMATS = "slurmtrain.checkpoint_formats"
-"""The group of formats in which trainers write checkpoints."""
+"""The group of formats of checkpoints that trainers write."""
 PAGES = "slurmtrain.pages"
 """The group of pages about what a command prints, by its name."""
 

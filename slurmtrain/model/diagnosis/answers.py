@@ -155,7 +155,7 @@ def _stops(run: Mapping[str, Any], activity: Activity, now: float, advice: list[
     if run["reason"] and run["step"] is not None and not _is_growth(run["reason"]):
         yield run["reason"]
     if run["idle"] is not None:
-        logs = f"`slurmtrain logs {run['id']}` shows what it prints"
+        logs = f"`slurmtrain logs {run['id']}` shows its output"
         advice.append(f"{logs}; with 'idle_after: 30m' in its spec, `watch` ends a run that does nothing for so long")
     at, gap_s = activity.last_step_at, activity.widest_gap_s
     is_paused = run["reason"].startswith("paused")

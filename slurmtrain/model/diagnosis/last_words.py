@@ -76,7 +76,7 @@ class Ending:
     """How a process that failed ended.
 
     ``code``: its exit code, negative for a signal; None: unknown. ``raised``: the exception that ended it. ``message``
-    and ``stack``: what it said when a signal killed it (:func:`~.tracebacks.find_fatal`). ``last_line``: of its log.
+    and ``stack``: its last words when a signal killed it (:func:`~.tracebacks.find_fatal`). ``last_line``: of its log.
     """
 
     code: int | None
@@ -111,7 +111,7 @@ def explain_end(ending: Ending, facts: Facts) -> Explained:
 
 
 def raised_by(line: str) -> Raised | None:
-    """The exception of which a ``line`` is all that is left; None if it is none."""
+    """The exception that a ``line`` is the rest of; None if it is none."""
     match = _RAISED.match(line)
     return Raised(match[1], match[2] or "") if match else None
 

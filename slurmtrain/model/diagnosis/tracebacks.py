@@ -91,7 +91,7 @@ class Raised:
         inside = self.own.function
         where = f" in {inside}()" if function and inside and not inside.startswith("<") else ""
         path, base = PurePosixPath(self.own.file), PurePosixPath(self.script).parent
-        # What they share says nothing once it is the root, or somebody's home.
+        # A shared folder says nothing once it is the root, or somebody's home.
         shared = [base, *(folder for folder in base.parents if len(folder.parts) > 3)]
         file = next((str(path.relative_to(each)) for each in shared if path.is_relative_to(each)), self.own.file)
         return f"{file}:{self.own.line}{where}"

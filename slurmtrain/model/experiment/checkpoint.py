@@ -202,7 +202,7 @@ VERIFY = ("hashes", "sizes")
 _UP_TO_THE_SCRIPT = {
     "every": "decides when to save",
     "keep": "deletes files that it no longer needs",
-    "verify": "verifies what it loads",
+    "verify": "verifies checkpoints that it loads",
     "quota": "limits the space that they take",
 }
 

@@ -421,7 +421,7 @@ class ScriptMetricsSpec:
     as `loss=(?P<loss>\S+)`. The groups `step` and `total` are not metrics: they are the number of finished steps, and
     of all steps; `step` alone is enough."""
     file: Annotated[str, kinds.text("path", _check_file)] | None = None
-    """A file to which the script appends a line for each step: `.csv` or `.tsv` with a header, or `.jsonl`; relative to
+    """A file that the script appends a line to for each step: `.csv` or `.tsv` with a header, or `.jsonl`; relative to
     `workdir`, and may contain `{run_dir}` and `{checkpoint_dir}`. Its columns are the metrics."""
     step: Annotated[str, kinds.text("regular expression, or column")] | None = None
     """With `pattern`: a regular expression whose one group is the number of finished steps, in the same lines or in

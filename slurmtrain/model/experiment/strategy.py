@@ -343,7 +343,7 @@ class StrategySpec:
     """`fsdp`, `hsdp`: whether shards of parameters, gradients and the optimizer's state are kept in the node's memory,
     and the optimizer steps there too; needs `resources.mem`."""
     reduce_dtype: Annotated[str, kinds.choice(BF16, FP32)] | None = None
-    """`fsdp`, `hsdp`: the precision in which gradients are reduced; null: fp32 with `mixed_precision`, else the
+    """`fsdp`, `hsdp`: the precision of the reduction of gradients; null: fp32 with `mixed_precision`, else the
     precision of the parameters."""
 
     mesh: MeshSpec | None = None
@@ -517,8 +517,8 @@ def mixed_conflicts(strategy: StrategySpec | None, *, deterministic: bool) -> It
         yield "'mixed' needs the speed of each process, and with 'hook: powersgd' processes wait for each other"
     elif strategy.static_graph:
         yield (
-            "with 'mixed' processes may divide their samples into different numbers of microbatches, each of which "
-            "'static_graph' reduces over all processes: leave it out"
+            "with 'mixed' processes may divide their samples into different numbers of microbatches, and "
+            "'static_graph' reduces each of them over all processes: leave it out"
         )
 
 

@@ -1,4 +1,4 @@
-"""A sweep: which keys take which values together, the runs that follow, how they share jobs, and what they may cost.
+"""A sweep: which keys take which values together, the runs that follow, how they share jobs, and their largest cost.
 
 Each key with values, each ``zip``, ``points`` and all random keys together are factors. All combinations of the factors
 are run, in the order of the file, the last one varying fastest; ``exclude`` takes runs away, ``include`` adds some.

@@ -49,12 +49,12 @@ _COUNTED = re.compile(r"\s+[A-Za-z]{2,}\b(?!\s*[:=]|\s+[-+.\d])")
 _HASH = re.compile(r"\d{3,}[eE]")
 _PARTS = re.compile(r"[A-Z]+(?![a-z])\d*|[A-Z]?[a-z]+\d*")
 _LONGEST_NAME = 60
-# As many blanks as a script likes, in which expressions would look for beginnings at each place.
+# As many blanks as a script likes: expressions would look for beginnings at each of them.
 _BLANKS = re.compile(r"\s{4,}")
 _MOST_NAMES = 64
 
 # --- which lines say nothing ------------------------------------------------------------------------------------------
-# Searched for in each line of a log, most of which has none of them.
+# Searched for in each line of a log. Most lines have none of them.
 _HINTS = tuple(sorted(_RESULTS | _RATES | {"step", "iter", "update", "epoch", "%|", "traceback", 'file "', "warn"}))
 _TRACEBACK = re.compile(r"^\s*(?:\S+\s+)?Traceback \(most recent call last\)|^\s*File \".*\", line \d+")
 _SAYS_NOTHING = re.compile(
@@ -139,7 +139,7 @@ class GuessReader:
         line = _BLANKS.sub("   ", CONTROLS.sub("", line[:LONGEST_LINE]).replace("\b", ""))
         if self._is_no_log(line):
             return None
-        places, mark, epoch = self._places, _mark(line), _EPOCH.search(line)
+        places, mark, epoch = self._places, _step_mark(line), _EPOCH.search(line)
         if epoch is not None:
             places.enter_epoch(as_steps(epoch["step"]), as_steps(epoch["total"] or ""))
         if mark is not None and mark.is_titleless_bar and places.note_bar(mark.kind) and self._waiting:
@@ -178,7 +178,7 @@ class GuessReader:
         has_result, at = False, 0
         while (match := _PAIR.search(line, at)) is not None:
             at = match.end("value")
-            name, is_result = _name_of(match)
+            name, is_result = _metric_name(match)
             # Two words beside each other are a metric only in a line that also says where training is.
             if not name or (match["sign"] is None and not is_placed):
                 at = max(match.start() + 1, match.end("name") if not name else at)
@@ -212,7 +212,7 @@ class _Places:
         self._epoch: int | None = None
         self._epochs: int | None = None
         self._epoch_of_step: int | None = None
-        # Nothing says in which epoch the first line was, or samples are counted: lines are.
+        # The epoch of the first line is unknown, or samples are counted: so lines are.
         self._counts = False
         # The first bar without a title is a training's own: evaluations have bars too.
         self._bar: tuple[str, int | None] | None = None
@@ -286,7 +286,7 @@ def _is_validation(line: str) -> bool:
     return _VALIDATION.search(line) is not None and _TRAINING.search(line) is None
 
 
-def _mark(line: str) -> _Mark | None:
+def _step_mark(line: str) -> _Mark | None:
     """The step that a line says in any of the ways that are known; None: it says none."""
     for match in _STEP.finditer(line):
         if _NO_STEP_AFTER.search(line, 0, match.start()) is None:
@@ -309,7 +309,7 @@ def _as_mark(kind: str, match: re.Match[str]) -> _Mark | None:
     return _Mark((kind, total), step, total)
 
 
-def _name_of(match: re.Match[str]) -> tuple[str, bool]:
+def _metric_name(match: re.Match[str]) -> tuple[str, bool]:
     """The name of a metric, and whether it is a result; empty if it is no metric."""
     written = match["name"]
     parts = {part.lower() for part in _PARTS.findall(written)} | {written.lower()}

@@ -71,7 +71,7 @@ class RecordedActivity:
 
 
 def communication_share(activity: RecordedActivity) -> float | None:
-    """The part of steps, from 0 to 1, in which a rank communicated and did nothing else; None: that is not known.
+    """The part of steps, from 0 to 1, while a rank communicated and did nothing else; None: that is not known.
 
     It includes the wait for ranks that come later. What work hides costs no time.
     """
@@ -79,14 +79,14 @@ def communication_share(activity: RecordedActivity) -> float | None:
     collectives = [*activity.gpu_collectives, *activity.cpu_collectives]
     if total <= 0 or not collectives:
         return None
-    work = merge(activity.work)
+    work = merge_intervals(activity.work)
     # A GPU runs behind the process that feeds it. What gloo does between steps is the vote of the ranks, not theirs.
-    exposed = subtract(merge(activity.gpu_collectives), work)
-    exposed += within(subtract(merge(activity.cpu_collectives), work), merge(activity.steps))
-    return min(1.0, sum(end - begin for begin, end in merge(exposed)) / total)
+    exposed = subtract(merge_intervals(activity.gpu_collectives), work)
+    exposed += within(subtract(merge_intervals(activity.cpu_collectives), work), merge_intervals(activity.steps))
+    return min(1.0, sum(end - begin for begin, end in merge_intervals(exposed)) / total)
 
 
-def merge(intervals: Iterable[Interval]) -> list[Interval]:
+def merge_intervals(intervals: Iterable[Interval]) -> list[Interval]:
     """The same time in ``intervals`` that are in order and do not overlap."""
     merged: list[Interval] = []
     for begin, end in sorted(intervals):
@@ -98,7 +98,7 @@ def merge(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def subtract(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """What is in ``intervals`` and not in ``others``; both as :func:`merge` returns them."""
+    """What is in ``intervals`` and not in ``others``; both as :func:`merge_intervals` returns them."""
     rest: list[Interval] = []
     first = 0
     for begin, end in intervals:
@@ -116,7 +116,7 @@ def subtract(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[
 
 
 def within(intervals: Sequence[Interval], others: Sequence[Interval]) -> list[Interval]:
-    """What is in ``intervals`` and in ``others``; both as :func:`merge` returns them."""
+    """What is in ``intervals`` and in ``others``; both as :func:`merge_intervals` returns them."""
     return subtract(intervals, subtract(intervals, others))
 
 

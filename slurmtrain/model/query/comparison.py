@@ -87,7 +87,7 @@ def is_seed(name: str) -> bool:
 
 
 def is_unfinished(state: str) -> bool:
-    """Whether a run in this ``state`` ended before it was done, so that its metrics are those of a part of it."""
+    """Whether a run in this ``state`` ended before it was done, so that its metrics describe a part of it."""
     return state in _UNFINISHED
 
 

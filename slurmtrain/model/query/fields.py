@@ -103,7 +103,7 @@ def differing_values(settings: Sequence[Mapping[str, Any]]) -> dict[str, list[An
 
 
 def shared_settings(settings: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The settings that all of several runs have, with the same values; those of a single run.
+    """The settings that all of several runs have, with the same values; for a single run, all of its settings.
 
     Args:
         settings: The settings of each run, such as its parameters.

@@ -17,7 +17,7 @@ from slurmtrain.model.run.job_state import commonest
 _EMPTY = dict.fromkeys(("step", "total_steps", "eta_seconds", "steps_per_second", "checkpoint"))
 # Runs that somebody may have to look at; none of them is the best.
 _BROKEN = frozenset({"failed", "lost", "unreadable"})
-# Beginnings of the names of metrics that say more about a run than those of its training data.
+# Beginnings of the names of metrics that say more about a run than metrics of its training data.
 _HELD_OUT = ("val", "eval", "test")
 
 
@@ -53,7 +53,7 @@ def fold_sweep(runs: Sequence[Mapping[str, Any]], objective: Objective | None = 
         or swept_values([{"resources": run["resources"] or {}} for run in runs]),
         "best": _best(runs, objective),
         "errors": {"reason": reason, "runs": count} if count else None,
-        # What they all wait for, or why they will never start.
+        # Why they all wait, or will never start.
         "reason": "",
     }
 

@@ -77,10 +77,10 @@ def seconds_by_purpose(attempts: Sequence[Attempt]) -> list[dict[str, float]]:
     # Without training, the newest attempt on nodes may still lead to it.
     last = max((index for index, has_begun in enumerate(begun) if has_begun), default=None)
     first = trained.index(True) if any(trained) else last
-    return [_purposes(attempt, is_first=index == first) for index, attempt in enumerate(attempts)]
+    return [_by_purpose(attempt, is_first=index == first) for index, attempt in enumerate(attempts)]
 
 
-def _purposes(attempt: Attempt, *, is_first: bool) -> dict[str, float]:
+def _by_purpose(attempt: Attempt, *, is_first: bool) -> dict[str, float]:
     grown = sum(restart.get("cause") == GROW for restart in attempt.restarts)
     restarts = len(attempt.restarts)
     # One start without a checkpoint, or from another run's, and one for each restart.
@@ -201,7 +201,7 @@ class _Charge:
         return sorted(own) or [name for name in (kind.partition or self.attempt.partition).split(",") if name]
 
     def at(self, prices: Prices | None) -> Charges:
-        """What it took, at these ``prices``."""
+        """The attempt's charges, at these ``prices``."""
         nodes = mean_nodes(self.attempt)
         of_nodes, of_gpus = self.shares
         hours = {purpose: seconds / _HOUR_S for purpose, seconds in self.seconds.items()}
@@ -209,18 +209,18 @@ class _Charge:
         charges = Charges(
             hours=sum(hours.values()),
             waiting_s=self.attempt.spent.get("queue", 0.0),
-            node_hours=_times(hours, nodes * of_nodes),
-            gpu_hours=_times(hours, nodes * of_gpus * mean_gpus(self.attempt.resources)),
+            node_hours=_scaled(hours, nodes * of_nodes),
+            gpu_hours=_scaled(hours, nodes * of_gpus * mean_gpus(self.attempt.resources)),
             interruptions=dict(interruptions_of(self.attempt)),
             partition=",".join(sorted(partitions)),
         )
         if prices is None:
             return charges
         if not charges.hours:
-            return replace(charges, money=_times(hours, 0.0), on_demand=_times(hours, 0.0))
+            return replace(charges, money=_scaled(hours, 0.0), on_demand=_scaled(hours, 0.0))
         try:
             rate = nodes * price_of_nodes(prices, self.attempt.resources, self.partitions_of, self.shares)
-            charges = replace(charges, money=_times(hours, rate))
+            charges = replace(charges, money=_scaled(hours, rate))
             if (reference := prices.on_demand) is None:
                 return charges
             on_demand = nodes * price_of_nodes(prices, self.attempt.resources, lambda _: [reference], self.shares)
@@ -228,11 +228,11 @@ class _Charge:
             return replace(charges, problem=str(error))
         both = (rate * charges.hours, on_demand * charges.hours)
         return replace(
-            charges, on_demand=_times(hours, on_demand), outside=(0.0, 0.0) if partitions == {reference} else both
+            charges, on_demand=_scaled(hours, on_demand), outside=(0.0, 0.0) if partitions == {reference} else both
         )
 
 
-def _times(amounts: Mapping[str, float], factor: float) -> dict[str, float]:
+def _scaled(amounts: Mapping[str, float], factor: float) -> dict[str, float]:
     return {name: factor * amount for name, amount in amounts.items()}
 
 
@@ -251,7 +251,7 @@ def cost_json(
     Args:
         charges: The sum.
         currency: What prices are in; None: there are none.
-        has_gpus: Whether what it is about uses GPUs; None: as the charges say.
+        has_gpus: Whether the runs use GPUs; None: as the charges say.
         idle: The attempt that has been idle on its nodes, and for how many seconds; None: nothing is.
     """
     has_gpus = any(charges.gpu_hours.values()) if has_gpus is None else has_gpus

@@ -81,10 +81,10 @@ class RunBuilder:
         facts = group_by_attempt(events, self._saves)
         cancels = select(events, command_events.CancelRequested)
         cancelled_at = [cancel.time for cancel in cancels]
-        guesses = _guesses(facts)
+        guesses = _understood_outputs(facts)
         # What is guessed is shown, but no attempt is judged by it.
         reported = {key: each for key, each in progress.items() if key not in guesses}
-        ordered, started = _begun(facts, reported, cancelled_at)
+        ordered, started = _begun_attempts(facts, reported, cancelled_at)
         checkpoints = self._checkpoints.checkpoints(ordered)
         created = next(iter(select(events, command_events.RunCreated)), None)
         origin = created.payload if created else command_events.RunCreated()
@@ -94,7 +94,7 @@ class RunBuilder:
         logged = [progress[attempt.key].metrics for attempt in attempts if attempt.key in progress]
         mlflow = select(events, command_events.MlflowRunLinked)
         totals = [event.payload.total_steps for event in events if isinstance(event.payload, _WITH_TOTALS)]
-        guess = _guessed(attempts, guesses, progress)
+        guess = _newest_guess(attempts, guesses, progress)
         unstarted = select(events, command_events.Unstarted)
         settings = _newest_settings(origin, events, attempts)
         # A row has at least one key, and the text.
@@ -144,9 +144,9 @@ class RunBuilder:
         events = sorted(self._events, key=lambda event: event.order)
         facts = group_by_attempt(events, self._saves)
         cancelled_at = [cancel.time for cancel in select(events, command_events.CancelRequested)]
-        guesses = _guesses(facts)
+        guesses = _understood_outputs(facts)
         progress = {key: each for key, each in progress.items() if key not in guesses}
-        ordered, started = _begun(facts, progress, cancelled_at)
+        ordered, started = _begun_attempts(facts, progress, cancelled_at)
         return timelines(ordered, started, progress, self._checkpoints.checkpoints(ordered))
 
     def to_dict(self) -> dict[str, Any]:
@@ -202,7 +202,7 @@ class RunBuilder:
         self._unfollowed = []
 
 
-def _begun(
+def _begun_attempts(
     facts: Mapping[str, AttemptFacts], progress: Mapping[str, Progress], cancels: Sequence[float]
 ) -> tuple[list[Attempt], dict[str, AttemptFacts]]:
     """The attempts that have begun, in order, and what is known about each."""
@@ -211,7 +211,7 @@ def _begun(
     return number_attempts(alone, started), started
 
 
-def _guesses(facts: Mapping[str, AttemptFacts]) -> dict[str, rank_events.OutputUnderstood]:
+def _understood_outputs(facts: Mapping[str, AttemptFacts]) -> dict[str, rank_events.OutputUnderstood]:
     """What is guessed last of the output of attempts that report no progress themselves, by their keys."""
     guesses = {key: select(each.events, rank_events.OutputUnderstood) for key, each in facts.items()}
     return {
@@ -229,7 +229,7 @@ class _Guess(NamedTuple):
     is_shown: bool = False
 
 
-def _guessed(
+def _newest_guess(
     attempts: Sequence[Attempt],
     guesses: Mapping[str, rank_events.OutputUnderstood],
     progress: Mapping[str, Progress],

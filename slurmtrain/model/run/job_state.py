@@ -161,7 +161,7 @@ def _describe_limit(name: str) -> str | None:
     resource = _RESOURCES.get(match[3].lower(), match[3])
     if match[4]:
         resource = f"the minutes of {resource}"
-    # The limit Max* of an association is that of a user in an account.
+    # The limit Max* of an association is for a user in an account.
     whose = "of all jobs together" if match[2] == "Grp" else _SCOPES.get(match[5] or "User", "")
     if match[5] in ("Job", "Node"):
         return f"it asks for more than {owner} allows: {resource} {whose}; cancel it and ask for less"
@@ -180,7 +180,7 @@ def error_first(reason: str) -> str:
 
 
 def commonest(reasons: Iterable[str]) -> tuple[str, int]:
-    """The commonest of these reasons, and how many are alike: in all but numbers, such as those of ranks and steps."""
+    """The commonest of these reasons, and how many are alike: in all but numbers, such as ranks and steps."""
     alike: dict[str, str] = {}
     counts: Counter[str] = Counter()
     for reason in map(error_first, reasons):

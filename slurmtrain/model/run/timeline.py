@@ -34,8 +34,8 @@ class NodeRow:
     presences: Sequence[Presence]
 
 
-def node_rows(attempts: Sequence[Attempt], lines: Timelines, most: int) -> list[NodeRow]:
-    """When nodes took part in which attempts: a row for each node or, if there are many, for all that did so together.
+def rows_of_nodes(attempts: Sequence[Attempt], lines: Timelines, most: int) -> list[NodeRow]:
+    """When nodes took part in attempts: a row for each node or, if there are many, for all whose times are the same.
 
     Args:
         attempts: The attempts of a run.
@@ -44,7 +44,7 @@ def node_rows(attempts: Sequence[Attempt], lines: Timelines, most: int) -> list[
     """
     presences: dict[str, list[Presence]] = {}
     for attempt in attempts:
-        for node, presence in _presences(attempt, lines.get(attempt.key, ())):
+        for node, presence in _presence_of_nodes(attempt, lines.get(attempt.key, ())):
             presences.setdefault(node, []).append(presence)
     names = sorted(presences, key=natural_sort_key)
     if len(names) <= most:
@@ -64,7 +64,7 @@ def node_rows(attempts: Sequence[Attempt], lines: Timelines, most: int) -> list[
     return [*rows[: most - 1], NodeRow(f"{len(rest)} more nodes", rest, list(spans.values()))]
 
 
-def _presences(attempt: Attempt, line: Sequence[Interval]) -> Iterator[tuple[str, Presence]]:
+def _presence_of_nodes(attempt: Attempt, line: Sequence[Interval]) -> Iterator[tuple[str, Presence]]:
     """Each node of an attempt, and when it took part."""
     begin = next((interval.begin for interval in line if interval.kind != "queue"), None)
     if begin is None:

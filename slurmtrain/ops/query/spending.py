@@ -28,7 +28,7 @@ class Spending:
     """What runs cost together.
 
     ``total``: the sum, as the field ``cost`` of a run. ``groups``: the same by ``partition``, ``state``, ``day``, the
-    date (UTC) on which an attempt began, and ``user``; each sum by its name. ``runs``: the cost of each run, with its
+    date (UTC) when an attempt began, and ``user``; each sum by its name. ``runs``: the cost of each run, with its
     ``id``, ``name``, ``state``, ``submitted_at`` and ``user``. ``unpriced``: the sums of runs without a price, which
     are in no other sum, by the ``problem``, with their number as ``runs``. ``notes``: warnings.
     """
@@ -123,7 +123,7 @@ class _Bill:
         return idle_part(self.charges, self.run.idleness) if isinstance(self.run, RunRecord) else None
 
     def parts(self) -> Iterable[tuple[str, str, Charges]]:
-        """What it adds to sums: by which fact, for which value of it, and how much."""
+        """Its part of sums: by which fact, for which value of it, and how much."""
         yield "state", self.run["state"], self.total
         if self.user:
             yield "user", self.user, self.total

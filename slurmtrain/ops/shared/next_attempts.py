@@ -1,4 +1,4 @@
-"""Attempts that are about to be started: the next one of a run, what it follows, and what its job is told."""
+"""Attempts that are about to be started: the next one of a run, the one before it, and the orders of its job."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How fast a run was and what it needed, from the files in its directory: the only place that reads these figures.
+"""How fast a run was and how much it needed, from the files in its directory: the only place that reads these figures.
 
 If its ranks were started several times, the start with the most steps counts, with its own nodes.
 """
@@ -95,9 +95,9 @@ class Measures:
     total_seconds: float | None = None
     """How long all steps of the run take."""
     data_wait_share: float | None = None
-    """The part of steps in which ranks waited for data, on average."""
+    """The part of steps while ranks waited for data, on average."""
     communication_share: float | None = None
-    """The part of steps in which ranks communicated or waited for each other and did nothing else, on average."""
+    """The part of steps while ranks communicated or waited for each other and did nothing else, on average."""
     memory_bytes: int | None = None
     """The most memory that was used at once, of what ``memory`` says."""
     memory: str | None = None
@@ -398,7 +398,7 @@ def _rank_figures(rank: int, host: str | None, noted: RankMeasured) -> RankFigur
 
 
 def _most_memory(measured: Iterable[RankMeasured], of_gpus: Sequence[float]) -> tuple[int | None, str | None]:
-    """The memory of the rank or GPU that needed the most, and what it is of; ``of_gpus``: as nodes have noted it."""
+    """The memory of the rank or GPU that needed the most, and its kind; ``of_gpus``: as nodes have noted it."""
     noted = [(each.peak_bytes, each.memory) for each in measured if each.peak_bytes]
     on_gpu = [each for each in noted if each[1] == "gpu"]
     if not on_gpu and of_gpus:

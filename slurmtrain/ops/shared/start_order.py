@@ -329,7 +329,7 @@ def _describe_failure(run_ids: Sequence[str], error: SlurmtrainError) -> str:
 def _move_of(
     directory: RunDir, upstream_jobs: dict[tuple[str, ...], Sequence[str]]
 ) -> tuple[str, tuple[str, bool]] | None:
-    """The waiting job of a run, what it is to wait for, and whether for no time any more; None if it has none.
+    """The waiting job of a run, its dependency, and whether this waits for nothing any more; None if it has none.
 
     ``upstream_jobs``: jobs of the upstreams, by the upstreams' ids: the runs of a sweep share them. Raises PathError.
     """

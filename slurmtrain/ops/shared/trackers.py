@@ -1,4 +1,4 @@
-"""Which trackers a run is sent to, with what settings, and what they lack of it."""
+"""Which trackers a run is sent to, with what settings, and how far they are behind."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def link(workspace: Workspace, run: Run, name: str, remote_id: str, uri: str) ->
     return True
 
 
-# --- what they lack: commands that only read say so -------------------------------------------------------------------
+# --- how far they are behind: commands that only read say so ----------------------------------------------------------
 
 # Who has sent something less than this long ago, such as a watch with its usual pause, is about to send again.
 _SENDING_S = 120.0

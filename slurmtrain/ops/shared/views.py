@@ -89,7 +89,7 @@ class RunRecord(Mapping[str, Any]):
 
     @property
     def usage(self) -> dict[str, dict[str, Any]]:
-        """What it asked for and used, by resource: by reading all that its nodes have noted."""
+        """How much it asked for and used, by resource: by reading all that its nodes have noted."""
         from slurmtrain.ops.shared.used_resources import usage_by_resource
 
         run = self.workspace.store.load(self.listed.id)
@@ -97,7 +97,7 @@ class RunRecord(Mapping[str, Any]):
 
     @property
     def speed(self) -> dict[str, Any]:
-        """How fast it was and what it needed: by reading all that its ranks and nodes have noted."""
+        """How fast it was and how much it needed: by reading all that its ranks and nodes have noted."""
         from slurmtrain.ops.shared.run_measures import measures_json
 
         run = self.workspace.store.load(self.listed.id)

@@ -290,7 +290,7 @@ def note_profile(plan: Plan) -> list[str]:
         return []
     return [
         f"'profile.steps' traces the steps of slurmtrain.session(), which {script.path.name} itself does not call: "
-        "there will be no trace unless what it imports does; 'profile: nsys' profiles any command"
+        "there will be no trace unless its imports call it; 'profile: nsys' profiles any command"
     ]
 
 

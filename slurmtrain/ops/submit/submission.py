@@ -92,10 +92,11 @@ def submit_sweeps(
 class _Work:
     """The runs of a submission that are to be created and started, spec by spec.
 
-    ``chain``: what they start after, resolved for the specs in ``order``: the numbers of the specs whose runs are to be
-    created. ``sweeps``: for each spec, the id that its runs share, if they do. ``ids``: for each spec, the ids of its
-    runs, None for one that is to be created. ``held``: the idempotency key, if there is one. ``created``: the runs that
-    have been created. ``submitted``: the ids of the runs that have been submitted. ``notes``: for the user.
+    ``chain``: the runs that they start after, resolved for the specs in ``order``: the numbers of the specs whose
+    runs are to be created. ``sweeps``: for each spec, the id that its runs share, if they do. ``ids``: for each
+    spec, the ids of its runs, None for one that is to be created. ``held``: the idempotency key, if there is one.
+    ``created``: the runs that have been created. ``submitted``: the ids of the runs that have been submitted.
+    ``notes``: for the user.
     """
 
     workspace: Workspace

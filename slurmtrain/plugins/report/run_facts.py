@@ -17,7 +17,7 @@ from slurmtrain.model.preflight.election import why_elected
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
-from slurmtrain.model.run.timeline import Timelines, goodput_over_time, legible, node_rows
+from slurmtrain.model.run.timeline import Timelines, goodput_over_time, legible, rows_of_nodes
 from slurmtrain.model.urls import redact
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.run_details import checkpoints_json
@@ -104,7 +104,7 @@ def _timeline_facts(run: Run, lines: Timelines) -> Facts:
         "shortest_s": shortest_s if is_long else None,
         "rows": [
             {"label": row.label, "hosts": len(row.hosts), "presences": [list(each) for each in row.presences]}
-            for row in node_rows(run.attempts, lines, _ROWS)
+            for row in rows_of_nodes(run.attempts, lines, _ROWS)
         ],
         "goodput": [[round(goodput[place][0], 3), goodput[place][1]] for place in places],
     }

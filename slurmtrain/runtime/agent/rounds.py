@@ -169,7 +169,7 @@ class Rounds:
                 mlflow_run_id = self._control.call_alive(self._host.find_mlflow_run)
                 if self._number != self._config.stage.round or self._reserved_port is None:
                     # Each round has a port of its own. Torch keeps the addresses of a process group in the store, and
-                    # ranks must not see those of an earlier round; and what still listens there is not rank 0.
+                    # ranks must not see the addresses of an earlier round; and what still listens there is not rank 0.
                     if self._reserved_port is not None:
                         self._reserved_port.close()
                     job = f"{self._config.job_id}/{self._number}"

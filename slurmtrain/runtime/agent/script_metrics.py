@@ -4,7 +4,7 @@ A process of its own reads the metrics of scripts that do not report them from t
 regular expression without letting any other thread run: a pattern that takes for ever on some line must not keep the
 agent from its ranks. It is the one writer of the attempt's metrics, and of a journal. If nobody has said how the output
 looks, the agent itself looks at samples of it, and starts the process when one has a metric: most scripts without the
-library get no further process before that. What it then guesses has a file of its own, since it is only shown: a script
+library get no further process before that. Its guesses have a file of their own, since they are only shown: a script
 that reports its metrics after all ends it, and its own file replaces the other. Another process, which is part of the
 adapter for the server, sends metrics while the run trains, and prints the run's id there. Their orders are a line of
 JSON on standard input; when that ends, they complete their work, and end too.
@@ -88,7 +88,7 @@ class Orders:
 
 
 def guess_reader() -> LineReader:
-    """A reader of lines of which nobody has said how they look."""
+    """A reader of lines that nobody has described."""
     # Its expressions take longer to compile than all else that an agent needs of this module, and few agents need them.
     from slurmtrain.model.metrics.guessed_lines import GuessReader
 

@@ -65,7 +65,7 @@ _LIMIT_BYTES = 1 << 24
 
 @functools.cache
 def _of_trainers() -> Mapping[str, Format]:
-    """The formats of trainers by name, in the order in which they are tried: a plug-in, loaded when it is needed."""
+    """The formats of trainers by name, in the order of trying them: a plug-in, loaded when it is needed."""
     return {each.NAME: each for each in load_plugin(CHECKPOINT_FORMATS, "trainers")}
 
 

@@ -135,7 +135,7 @@ def describe_failed_line(key: str, lines: Sequence[str], failure: tuple[int, int
         key: The lines' key in the spec.
         lines: The lines.
         failure: The exit code, and the number of the line, from 1; 0: unknown.
-        log: What they have printed; the last line of it counts.
+        log: Their output; the last line of it counts.
     """
     (code, number), texts = failure, "\n".join(lines).split("\n")
     is_known = 0 < number <= len(texts)

@@ -170,7 +170,7 @@ def collectives_started(besides: ProcessGroup | None) -> int | None:
 class RecordedEvent(NamedTuple):
     """What torch's profiler has recorded: an operator, a kernel, or a range that a program has marked.
 
-    ``on_gpu``: on which device. ``is_range``: whether it is such a range, which contains others. Times are in
+    ``on_gpu``: whether it is the GPU's. ``is_range``: whether it is such a range, which contains others. Times are in
     nanoseconds.
     """
 

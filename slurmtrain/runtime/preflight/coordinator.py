@@ -3,7 +3,7 @@
 =====  ==========================================  =============================================================
 Round  All nodes                                   Node 0, when all have reported
 =====  ==========================================  =============================================================
-1      ``join``: host, candidate addresses, and    guesses which of them are networks, and sends each node those
+1      ``join``: host, candidate addresses, and    guesses which are on a network, and sends each node the ones
        the port that answers its probes            it is to probe (command ``measure``)
 2      compare clocks with node 0, then measure    elects a network; if several are alike, it has their rates
        and probe side by side (``measure``)        measured first (command ``rate``)

@@ -91,7 +91,7 @@ class ChildGuard:
                     # Like torch's own handler for a SIGTERM from the parent: the loader reports any other end as a
                     # failure. Calling that handler would not do, since it would see this thread as the sender.
                     os._exit(0)
-                # What it would do if it were not blocked.
+                # As if it were not blocked.
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, (number,))
                 signal.raise_signal(number)
                 signal.pthread_sigmask(signal.SIG_BLOCK, (number,))

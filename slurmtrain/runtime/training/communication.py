@@ -1,7 +1,7 @@
 """How much of a step is communication: torch's profiler records a few steps, which are the same ones on all ranks.
 
 On GPUs communication is NCCL's kernels, and with gloo, on CPUs as well, its operations from the moment they begin. What
-counts is the time in which nothing else ran (:mod:`slurmtrain.model.metrics.step_figures`). That is the same with DDP,
+counts is the time when nothing else ran (:mod:`slurmtrain.model.metrics.step_figures`). That is the same with DDP,
 shards and ZeRO, whose collectives begin in different places, and needs no hook in any of them.
 """
 

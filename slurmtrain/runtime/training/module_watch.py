@@ -201,7 +201,7 @@ class _Events:
 # As with a forgotten DistributedDataParallel (DDP). Two signs, both independent of how far the weights are from each
 # other: the ranks have started no collective between two steps, in any process group but slurmtrain's own, and their
 # weights have changed; or their weights have changed in different directions. Replicas that are averaged now and then
-# differ by little of what they have learned, and rounding by much less.
+# differ by a small part of their progress, and rounding by much less.
 #
 # Only parameters that all ranks have whole and under the same name are compared, so that shards, stages of a pipeline
 # and experts of one's own are accused of nothing. A few elements of each are enough: all ranks look at the same ones.

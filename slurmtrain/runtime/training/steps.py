@@ -65,7 +65,7 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
         # Until the steps that the spec wants traced are over.
         self._tracer: StepTracer | None = None
         self._own_time = StepTime(self.device)
-        # Seconds of the same steps as ``_took`` in which a loader waited for data.
+        # Seconds that a loader waited for data, in the same steps as ``_took``.
         self._waited_s = 0.0
         self._stated = StatedFigures()
         self._communication: CommunicationSampler | None = None
@@ -398,7 +398,7 @@ class SteppedTraining(TrainingLoop, ParallelTraining):
         )
 
     def _data_wait_share(self) -> float | None:
-        """The part of the time of steps in which this rank waited for data; None: unknown."""
+        """The part of the time of steps that this rank waited for data; None: unknown."""
         step_s, used_s = self._took.mean, self._own_time.waits.mean
         if not step_s:
             return None

@@ -96,7 +96,7 @@ class TrainingCompleted(Payload):
 # The registry does not keep it: ops/shared/run_measures.py reads it from the journals of ranks.
 @payload("measured")
 class RankMeasured(Payload):
-    """How fast the rank was since its start, and what it has used; the last event counts.
+    """How fast the rank was since its start, and its memory; the last event counts.
 
     It is recorded ever more rarely while the rank trains, and when its work is done or it stops.
     """
@@ -118,10 +118,10 @@ class RankMeasured(Payload):
     own_p50_s: float | None = field(default=None, metadata=OMIT_NONE)
     """Seconds until the end of the forward pass, where the rank does not wait for others: the median of some steps."""
     data_wait_share: float | None = field(default=None, metadata=OMIT_NONE)
-    """The part of the time of steps, from 0 to 1, in which the rank waited for data."""
+    """The part of the time of steps, from 0 to 1, that the rank waited for data."""
     communication_share: float | None = field(default=None, metadata=OMIT_NONE)
-    """The part of the time of a few steps, from 0 to 1, in which the rank communicated or waited for other ranks, and
-    did nothing else."""
+    """The part of the time of a few steps, from 0 to 1, that the rank communicated or waited for other ranks, and did
+    nothing else."""
     profiled_steps: int | None = field(default=None, metadata=OMIT_NONE)
     """How many steps a profiler has recorded, which says nothing about the others' speed."""
     profiled_s: float | None = field(default=None, metadata=OMIT_NONE)

@@ -1,4 +1,4 @@
-"""The CPUs of this node: their model, number and speed, and which of them the ranks run on where the spec binds them.
+"""The CPUs of this node: their model, number and speed, and the ones that ranks run on where the spec binds them.
 
 The kernel says where they are, and NVML which are near a GPU.
 """

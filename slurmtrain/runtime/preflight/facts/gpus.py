@@ -31,7 +31,7 @@ Facts = dict[str, Any]
 KERNEL_LOG = Path("/dev/kmsg")
 # The longest record of /dev/kmsg, by the kernel's CONSOLE_EXT_LOG_MAX.
 _RECORD = 8192
-# Of the masks in which NVML names CPUs.
+# Of the masks that NVML names CPUs by.
 _WORD_BITS = 64
 _XID = re.compile(r"NVRM: Xid \((?:PCI:)?([0-9a-fA-F:.]+)\): (\d+)[^\n]*")
 _BUS = re.compile(r"([0-9a-fA-F]+):([0-9a-fA-F]+):([0-9a-fA-F]+)")
@@ -173,7 +173,7 @@ def open_gpus(nvml: Any, visible: str | None) -> list[Any]:
 
 @contextmanager
 def nvml_session(nvml: Any) -> Iterator[None]:
-    """A context in which NVML can be asked. Raises NVMLError. ``nvml``: the module of nvidia-ml-py."""
+    """A context where NVML can be asked. Raises NVMLError. ``nvml``: the module of nvidia-ml-py."""
     nvml.nvmlInit()
     try:
         yield

@@ -14,7 +14,7 @@ from slurmtrain.model.metrics.step_figures import (
     Interval,
     RecordedActivity,
     communication_share,
-    merge,
+    merge_intervals,
     peak_flops,
     quantile,
     subtract,
@@ -58,7 +58,7 @@ def moments(intervals: list[Interval]) -> set[int]:
 
 @given(intervals, intervals)
 def test_intervals_are_sets_of_moments(some: list[Interval], others: list[Interval]) -> None:
-    first, second = merge(some), merge(others)
+    first, second = merge_intervals(some), merge_intervals(others)
     assert moments(first) == moments(some)
     assert all(before[1] < after[0] for before, after in itertools.pairwise(first))
     assert moments(subtract(first, second)) == moments(some) - moments(others)

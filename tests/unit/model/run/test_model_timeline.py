@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.run.accounting import KINDS, Interval, goodput
 from slurmtrain.model.run.run import Attempt
-from slurmtrain.model.run.timeline import Presence, goodput_over_time, legible, node_rows
+from slurmtrain.model.run.timeline import Presence, goodput_over_time, legible, rows_of_nodes
 
 
 def attempt(number: int, *hosts: str, restarts: tuple[dict[str, Any], ...] = (), **more: Any) -> Attempt:
@@ -33,7 +33,7 @@ SECOND = line(("queue", 5), ("start", 1), ("train", 14), begin=20)
 
 def test_each_node_has_a_row_with_the_attempts_that_it_took_part_in() -> None:
     attempts = [attempt(1, "n2", "n10"), attempt(2, "n2", "n3")]
-    rows = node_rows(attempts, {"7.0": FIRST, "7.1": SECOND}, 24)
+    rows = rows_of_nodes(attempts, {"7.0": FIRST, "7.1": SECOND}, 24)
     assert [(row.label, row.presences) for row in rows] == [
         ("n2", [Presence(1, 5, 20), Presence(2, 25, 40)]),
         ("n3", [Presence(2, 25, 40)]),
@@ -44,12 +44,12 @@ def test_each_node_has_a_row_with_the_attempts_that_it_took_part_in() -> None:
 def test_nodes_of_many_that_took_part_together_share_a_row_and_the_last_row_has_all_others() -> None:
     names = [f"n{number}" for number in range(100)]
     lines = {"7.0": FIRST, "7.1": SECOND}
-    rows = node_rows([attempt(1, *names), attempt(2, *names[:98], "m0", "m1")], lines, 24)
+    rows = rows_of_nodes([attempt(1, *names), attempt(2, *names[:98], "m0", "m1")], lines, 24)
     assert [(row.label, len(row.hosts), len(row.presences)) for row in rows] == [
         ("m[0-1]", 2, 1), ("n[0-97]", 98, 2), ("n[98-99]", 2, 1),
     ]  # fmt: skip
-    assert [row.label for row in node_rows([attempt(1, *names)], lines, 1)] == ["n[0-99]"]
-    few = node_rows([attempt(1, *names), attempt(2, *names[:98], "m0", "m1")], lines, 2)
+    assert [row.label for row in rows_of_nodes([attempt(1, *names)], lines, 1)] == ["n[0-99]"]
+    few = rows_of_nodes([attempt(1, *names), attempt(2, *names[:98], "m0", "m1")], lines, 2)
     assert [(row.label, row.presences) for row in few][1] == (
         "100 more nodes",
         [Presence(1, 5, 20), Presence(2, 25, 40)],
@@ -58,7 +58,7 @@ def test_nodes_of_many_that_took_part_together_share_a_row_and_the_last_row_has_
 
 def test_nodes_that_join_or_leave_are_there_for_that_time_alone() -> None:
     restarts = ({"at": 10.0, "joined": [1, 2]}, {"at": 15.0, "lost": [0, 2]})
-    rows = node_rows([attempt(1, "a", "b", "c", restarts=restarts)], {"7.0": FIRST}, 24)
+    rows = rows_of_nodes([attempt(1, "a", "b", "c", restarts=restarts)], {"7.0": FIRST}, 24)
     assert {row.label: row.presences for row in rows} == {
         # Of the job itself: it keeps the node until its end.
         "a": [Presence(1, 5, 20)], "b": [Presence(1, 10, 20)], "c": [Presence(1, 10, 15)],
@@ -66,7 +66,9 @@ def test_nodes_that_join_or_leave_are_there_for_that_time_alone() -> None:
 
 
 def test_nodes_of_one_machine_are_told_apart_and_an_attempt_that_only_waited_has_none() -> None:
-    rows = node_rows([attempt(1, "here", "here"), attempt(2, "here")], {"7.0": FIRST, "7.1": line(("queue", 9.0))}, 24)
+    rows = rows_of_nodes(
+        [attempt(1, "here", "here"), attempt(2, "here")], {"7.0": FIRST, "7.1": line(("queue", 9.0))}, 24
+    )
     assert [row.label for row in rows] == ["here (node 0)", "here (node 1)"]
 
 

@@ -14,7 +14,7 @@ from slurmtrain.model.query.fields import differing, repetition_key, write_setti
 from slurmtrain.ops.query.performance import Performance, choose_baseline, compare_performance
 from slurmtrain.ops.shared.run_measures import Measures
 from slurmtrain.ops.shared.views import SCHEMA
-from slurmtrain.plugins.scale.scaling_law import MeasuredPoint, Range, ScalingFit
+from slurmtrain.plugins.scale.scaling_law import MeasuredPoint, Range, ScalingFit, count_workers
 from slurmtrain.plugins.scale.study_points import ONE_KIND, BatchKey
 
 # An epoch may end in part of a batch: so much less is counted than the key of the batch says.
@@ -172,26 +172,7 @@ class ScaleSeries:
 
     def to_json(self) -> dict[str, Any]:
         """SERIES of ``scale --json``."""
-        fit = self.fit
-        law = None
-        if fit is not None:
-            serial, work, latency, ring = fit.coefficients
-            law = {
-                "kind": "weak" if fit.weak else "strong",
-                "first": fit.first,
-                "serial_s": None if 0 not in fit.terms else serial,
-                "work_s": work,
-                "latency_s": None if 2 not in fit.terms else latency,
-                "ring_s": None if 3 not in fit.terms else ring,
-                "points": fit.counts,
-                "deviation": fit.deviation,
-                "error": fit.error,
-                "efficiency": fit.efficiency(fit.most).to_json(),
-                "communication": fit.communication(fit.most).to_json(),
-                "worthwhile": fit.worthwhile().to_json(),
-                "limit": fit.limit,
-                "curve": [list(point) for point in fit.curve()],
-            }
+        law = None if self.fit is None else self.fit.to_json()
         return {"series": self.name, "unit": self.unit, "law": law, "advice": advise(self)}
 
 
@@ -220,7 +201,7 @@ class StudyTables:
         other = "process" if batch.counts == "total" else "total"
         return (
             f"run {run.id} counted {run.counted_samples:.0f} samples a step, but {batch} is {run.batch}: "
-            f"say what it counts with --batch-of {other}, or name another with --batch-key"
+            f"correct its meaning with --batch-of {other}, or name another with --batch-key"
         )
 
     @property
@@ -392,21 +373,12 @@ def _on_hardware(rows: Sequence[ScaleRow]) -> list[HardwareRow]:
 # --- advice -----------------------------------------------------------------------------------------------------------
 
 
-def plural(unit: str) -> str:
-    """GPUs or processes."""
-    return f"{unit}es" if unit.endswith("s") else f"{unit}s"
-
-
-def _several(count: int, unit: str) -> str:
-    return f"{count} {unit if count == 1 else plural(unit)}"
-
-
 def advise(series: ScaleSeries) -> str:
     """What the figures of a series recommend, as a sentence without a full stop."""
     if not series.measured:
         return "no run has ended and reported its speed yet"
     largest, fit = series.largest, series.fit
-    begin = f"{_several(largest.run.size.workers, series.unit)}: "
+    begin = f"{count_workers(largest.run.size.workers, series.unit)}: "
     begin += "efficiency unknown" if largest.efficiency is None else f"{largest.efficiency:.2f} efficient"
     if fit is None:
         return f"{begin}; {LONELY}: a study needs two at least"
@@ -427,35 +399,3 @@ def _in_most_fits(worth: Range, limit: int) -> str:
         return ""
     beyond = " or more" if worth.high >= limit else ""
     return f"; between {worth.low:.0f} and {worth.high:.0f}{beyond} in nine tenths of repeated fits"
-
-
-def describe_law(series: ScaleSeries) -> list[str]:
-    """The law of a series, and how far it can be trusted, as sentences without a full stop."""
-    fit = series.fit
-    if fit is None:
-        return []
-    serial, work, latency, ring = fit.coefficients
-    n = "n" if fit.first == 1 else f"(n/{fit.first})"
-    parts = [f"{work:.3g} s"] if fit.weak else [f"{serial:.3g} s", f"{work:.3g} s / {n}"]
-    parts += [f"{latency:.3g} s * log2 n"] if 2 in fit.terms else []
-    parts += [f"{ring:.3g} s * (n - 1)/n"] if 3 in fit.terms else []
-    kind = "weak scaling" if fit.weak else "Amdahl's law"
-    text = f"a step takes {' + '.join(parts)} ({kind})"
-    lines = [text if fit.is_exact else f"{text}; the points are {100 * fit.deviation:.1f} % off"]
-    if fit.most > fit.first:
-        fitted = f"fitted at {_several(fit.most, series.unit)}: efficiency "
-        fitted += fit.efficiency(fit.most).text("{:.2f}".format)
-        if 2 in fit.terms:
-            name = "communication" if fit.is_split else "communication that grows with n"
-            fitted += f", {name} {fit.communication(fit.most).text('{:.0%}'.format)} of a step"
-        lines.append(fitted)
-    if fit.counts == 2 and not (fit.weak or fit.is_split):
-        lines.append("two sizes do not tell communication from what is serial: a third one does")
-    elif fit.is_exact:
-        lines.append(
-            f"{fit.counts} sizes determine the terms exactly: the uncertainty is how much steps "
-            "scatter, and not how well the law fits"
-        )
-    if fit.error is None:
-        lines.append("the uncertainty is unknown: there are too few steps to tell how much they scatter")
-    return lines

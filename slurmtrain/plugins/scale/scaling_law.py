@@ -242,3 +242,65 @@ class ScalingFit:
         workers = sorted({round(2 ** (begin + (end - begin) * step / 24)) for step in range(25)})
         of_first = self._of_work(self.coefficients, self.first)
         return [(each, of_first / self._of_work(self.coefficients, each)) for each in workers]
+
+    def to_json(self) -> dict[str, Any]:
+        """The field ``law`` of SERIES of ``scale --json``."""
+        serial, work, latency, ring = self.coefficients
+        return {
+            "kind": "weak" if self.weak else "strong",
+            "first": self.first,
+            "serial_s": None if 0 not in self.terms else serial,
+            "work_s": work,
+            "latency_s": None if 2 not in self.terms else latency,
+            "ring_s": None if 3 not in self.terms else ring,
+            "points": self.counts,
+            "deviation": self.deviation,
+            "error": self.error,
+            "efficiency": self.efficiency(self.most).to_json(),
+            "communication": self.communication(self.most).to_json(),
+            "worthwhile": self.worthwhile().to_json(),
+            "limit": self.limit,
+            "curve": [list(point) for point in self.curve()],
+        }
+
+
+# --- in words ---------------------------------------------------------------------------------------------------------
+
+
+def plural(unit: str) -> str:
+    """GPUs or processes."""
+    return f"{unit}es" if unit.endswith("s") else f"{unit}s"
+
+
+def count_workers(count: int, unit: str) -> str:
+    """A number of GPUs or processes."""
+    return f"{count} {unit if count == 1 else plural(unit)}"
+
+
+def describe_law(fit: ScalingFit, unit: str) -> list[str]:
+    """A law, and how far it can be trusted, as sentences without a full stop. ``unit``: GPU or process."""
+    serial, work, latency, ring = fit.coefficients
+    n = "n" if fit.first == 1 else f"(n/{fit.first})"
+    parts = [f"{work:.3g} s"] if fit.weak else [f"{serial:.3g} s", f"{work:.3g} s / {n}"]
+    parts += [f"{latency:.3g} s * log2 n"] if 2 in fit.terms else []
+    parts += [f"{ring:.3g} s * (n - 1)/n"] if 3 in fit.terms else []
+    kind = "weak scaling" if fit.weak else "Amdahl's law"
+    text = f"a step takes {' + '.join(parts)} ({kind})"
+    lines = [text if fit.is_exact else f"{text}; the points are {100 * fit.deviation:.1f} % off"]
+    if fit.most > fit.first:
+        fitted = f"fitted at {count_workers(fit.most, unit)}: efficiency "
+        fitted += fit.efficiency(fit.most).text("{:.2f}".format)
+        if 2 in fit.terms:
+            name = "communication" if fit.is_split else "communication that grows with n"
+            fitted += f", {name} {fit.communication(fit.most).text('{:.0%}'.format)} of a step"
+        lines.append(fitted)
+    if fit.counts == 2 and not (fit.weak or fit.is_split):
+        lines.append("two sizes do not tell communication from what is serial: a third one does")
+    elif fit.is_exact:
+        lines.append(
+            f"{fit.counts} sizes determine the terms exactly: the uncertainty is how much steps "
+            "scatter, and not how well the law fits"
+        )
+    if fit.error is None:
+        lines.append("the uncertainty is unknown: there are too few steps to tell how much they scatter")
+    return lines

@@ -10,7 +10,8 @@ from slurmtrain.cli.drawing import Column
 from slurmtrain.model.metrics.chart import Chart, Trace
 from slurmtrain.model.query.comparison import count_states
 from slurmtrain.plugins.report.pages import Facts, begin_facts
-from slurmtrain.plugins.scale.scale_tables import LONELY, RULE, StudyTables, describe_law, plural
+from slurmtrain.plugins.scale.scale_tables import LONELY, RULE, StudyTables
+from slurmtrain.plugins.scale.scaling_law import describe_law, plural
 
 _DAY_S = 86_400.0
 Records = Sequence[Mapping[str, Any]]
@@ -101,7 +102,7 @@ class TableText:
         if not tables.series:
             return [] if tables.strategies or tables.hardware else [f"{LONELY}: a study needs two at least"]
         lines = list(tables.sentences)
-        laws = [describe_law(series) for series in tables.series]
+        laws = [[] if each.fit is None else describe_law(each.fit, each.unit) for each in tables.series]
         # What holds for all series comes once, at the end.
         common = [line for line in laws[0] if all(line in law for law in laws)]
         for series, law in zip(tables.series, laws, strict=True):

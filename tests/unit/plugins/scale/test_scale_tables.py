@@ -9,7 +9,8 @@ import pytest
 
 from slurmtrain.ops.query.performance import Performance
 from slurmtrain.ops.shared.run_measures import Measures
-from slurmtrain.plugins.scale.scale_tables import StudyRun, StudyTables, advise, describe_law, make_tables
+from slurmtrain.plugins.scale.scale_tables import StudyRun, StudyTables, advise, make_tables
+from slurmtrain.plugins.scale.scaling_law import describe_law
 from slurmtrain.plugins.scale.study_columns import TableText
 from slurmtrain.plugins.scale.study_points import BY_SPEED, MIXED, BatchKey
 
@@ -59,8 +60,8 @@ def test_strong_scaling_compares_steps_and_weak_scaling_samples() -> None:
 def test_a_key_that_counts_something_else_is_noticed() -> None:
     tables = make_tables([ran(2, 1.0, batch=64, samples_per_second=128.0), ran(4, 1.0, batch=64)], BATCH)
     assert tables.batch_problem(BATCH) == (
-        "run ddp-2 counted 128 samples a step, but params.batch_size, the samples of all processes is 64: say what it "
-        "counts with --batch-of process, or name another with --batch-key"
+        "run ddp-2 counted 128 samples a step, but params.batch_size, the samples of all processes is 64: correct its "
+        "meaning with --batch-of process, or name another with --batch-key"
     )
     # An epoch that ends in part of a batch is no contradiction.
     assert make_tables([ran(2, 1.0, batch=64, samples_per_second=60.0)], BATCH).batch_problem(BATCH) == ""
@@ -116,7 +117,7 @@ def test_the_advice_names_the_efficiency_of_the_largest_and_the_most_that_are_wo
     assert advise(begun.series[0]).endswith("one size alone says nothing about others: a study needs two at least")
     pair = make_tables([ran(1, 1.0, gpus=False), ran(2, 0.9, gpus=False)], None).series[0]
     assert advise(pair) == "2 processes: 0.56 efficient; more than 1 cost more than they save"
-    assert describe_law(pair) == [
+    assert describe_law(pair.fit, pair.unit) == [
         "a step takes 0.8 s + 0.2 s / n (Amdahl's law)",
         "fitted at 2 processes: efficiency 0.56",
         "two sizes do not tell communication from what is serial: a third one does",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
@@ -53,17 +53,11 @@ def cost_command(
     if as_json:
         output.print_json(spending.to_json())
     elif as_csv:
-        output.print_csv(_cost_rows(spending.runs))
+        fields = [name for name in spending.runs[0] if name != "interruptions_by_cause"]
+        output.print_csv([fields, *([tables.csv_cell(run[name]) for name in fields] for run in spending.runs)])
     else:
         print_spending(spending)
     return 0
-
-
-def _cost_rows(runs: Sequence[Record]) -> Iterator[Sequence[Any]]:
-    names = [name for name in runs[0] if name != "interruptions_by_cause"]
-    yield names
-    for run in runs:
-        yield [tables.csv_cell(run[name]) for name in names]
 
 
 def print_spending(spending: Spending) -> None:

@@ -75,7 +75,9 @@ class Calendar:
         """Add the attempts of a run, in order; without those whose times no calendar has."""
         before: Attempt | None = None
         for attempt in attempts:
-            begin = _counting_since(attempt, before)
+            # When its time begins to count, as the accounting has it.
+            again = before.ended_at if before is not None and before.job_id == attempt.job_id else None
+            begin = next((at for at in (again, attempt.submitted_at, attempt.started_at) if at is not None), None)
             end = (begin or 0.0) + math.fsum(attempt.spent.values())
             before = attempt
             if begin is None or not 0 <= begin <= end < _LATEST:
@@ -87,12 +89,6 @@ class Calendar:
             for at, cause in _interruptions(attempt):
                 if 0 <= (moment := end if at is None else at) < _LATEST:
                     self.days[date.fromtimestamp(moment)].interruptions[cause] += 1
-
-
-def _counting_since(attempt: Attempt, before: Attempt | None) -> float | None:
-    """When the time of an attempt begins to count, as the accounting has it, in seconds since 1970."""
-    again = before.ended_at if before is not None and before.job_id == attempt.job_id else None
-    return next((at for at in (again, attempt.submitted_at, attempt.started_at) if at is not None), None)
 
 
 def _divided(attempt: Attempt, begin: float, end: float) -> Iterator[tuple[date, Mapping[str, float]]]:

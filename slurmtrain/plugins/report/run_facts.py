@@ -207,6 +207,8 @@ def _in_words(shown: Mapping[str, Any]) -> Facts:
     """What 'show' says of attempts, networks, clocks and checks in words."""
     attempts: Sequence[Mapping[str, Any]] = shown["attempts"]
     newest = attempts[-1] if attempts else None
+    network = (newest and newest["network"]) or {}
+    elected = network.get("elected") or ""
     described = [(*attempt_facts(dict(each), measured=True), *attempt_problems(dict(each))) for each in attempts]
     return {
         "attempts": [[[name, text] for name, text in facts if text and name not in _IN_COLUMNS] for facts in described],
@@ -219,7 +221,7 @@ def _in_words(shown: Mapping[str, Any]) -> Facts:
         "restarts": _newest_moments(attempts, "restarts", describe.describe_restart),
         "hangs": _newest_moments(attempts, "hangs", describe.describe_hang),
         "findings": describe.finding_lines(attempts),
-        "elected": _elected(newest["network"] or {}) if newest else "",
+        "elected": ": ".join(filter(None, [elected, why_elected(elected, network.get("networks", ()))])),
         "networks": {
             "headers": describe.NETWORK_HEADERS,
             "rows": describe.network_rows(newest["network"]) if newest else [],
@@ -230,13 +232,6 @@ def _in_words(shown: Mapping[str, Any]) -> Facts:
         "git": describe.describe_git_state(shown["git"] or {}),
         "params": formatting.params(shown["params"]),
     }
-
-
-def _elected(network: Mapping[str, Any]) -> str:
-    """The network that ranks use, and why."""
-    name = network.get("elected") or ""
-    why = why_elected(name, network.get("networks", ()))
-    return f"{name}: {why}" if why else name
 
 
 def _newest_moments(

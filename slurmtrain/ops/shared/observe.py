@@ -116,11 +116,11 @@ class ListedRuns(Mapping[str, "Listed"]):
             conditions: The conditions.
             put_away: Whether archived and deleted runs that have ended are among them.
         """
-        from slurmtrain.registry import queries
+        from slurmtrain.registry import narrowing
 
         if self._store is None:
             return []
-        return self._store.ask(lambda db: queries.candidates(db, conditions, put_away=put_away))
+        return self._store.ask(lambda db: narrowing.candidates(db, conditions, put_away=put_away))
 
     def behind(self) -> list[str]:
         """The ids of the runs that trackers may have only in part, oldest first."""
@@ -136,11 +136,11 @@ class ListedRuns(Mapping[str, "Listed"]):
             larger: Whether larger values are better.
             limit: How many runs, at most.
         """
-        from slurmtrain.registry import queries
+        from slurmtrain.registry import narrowing
 
         if self._store is None:
             return [], 0
-        return self._store.ask(lambda db: queries.best_candidates(db, measure, larger=larger, limit=limit))
+        return self._store.ask(lambda db: narrowing.best_candidates(db, measure, larger=larger, limit=limit))
 
     def fetch(self, run_ids: Iterable[str]) -> dict[str, Listed]:
         """These runs in this order, without unknown ones."""

@@ -19,7 +19,7 @@ from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.run import Run
 from slurmtrain.model.urls import DatabaseUrl
 from slurmtrain.registry.ingest import ingest
-from slurmtrain.registry.queries import best_candidates, candidates
+from slurmtrain.registry.narrowing import best_candidates, candidates
 from slurmtrain.registry.store import Store
 
 RUN_ID = "0123456789"

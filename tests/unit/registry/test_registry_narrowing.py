@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from slurmtrain.model.query.conditions import parse
 from slurmtrain.model.run.run import Run
-from slurmtrain.registry.queries import candidates
+from slurmtrain.registry.narrowing import candidates
 from slurmtrain.registry.rows import Listed
 from slurmtrain.registry.store import Store
 

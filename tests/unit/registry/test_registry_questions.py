@@ -19,7 +19,7 @@ from slurmtrain.model.run.events.command_events import RunCreated
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.registry import queries
 from slurmtrain.registry.cells import Sent
-from slurmtrain.registry.queries import best_candidates, candidates
+from slurmtrain.registry.narrowing import best_candidates, candidates
 from slurmtrain.registry.store import Store
 
 CONDITIONS = (

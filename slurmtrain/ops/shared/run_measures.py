@@ -10,9 +10,8 @@ import re
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
-from itertools import pairwise
 from pathlib import Path
-from statistics import fmean, median, median_low
+from statistics import fmean, median_low
 from typing import Any
 
 from slurmtrain.errors import PathError
@@ -22,7 +21,7 @@ from slurmtrain.model.experiment.prices import mean_gpus
 from slurmtrain.model.metrics.curves import Segment
 from slurmtrain.model.metrics.load import GPU_MEMORY, POWER, UTILIZATION, LoadSample, joules
 from slurmtrain.model.metrics.step_figures import quantile
-from slurmtrain.model.metrics.step_times import last_of_looks
+from slurmtrain.model.metrics.step_times import error_of_rate, last_of_looks, rate_of_steps, times_of_steps
 from slurmtrain.model.run.events.agent_events import WorkersStarted
 from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.rank_events import RankMeasured
@@ -42,14 +41,8 @@ _READ_S = 2.0
 # Lines that were read at once are stored within less, looks are further apart.
 _LOOKS_APART_S = 0.1
 _CPU_USE = "cpu_utilization_percentage"
-# Parts that a run's steps are divided into, to see how much its speed varies, and how many say anything.
-_PARTS, _LEAST_PARTS = 8, 4
-# From the median absolute deviation to the standard deviation of a normal distribution.
-_BY_DEVIATION = 1.4826
 # So many of what a node has noted in an attempt are enough for means; energy is counted by the GPUs.
 _SAMPLES = 200
-# When training stood still, in seconds since 1970, and for how many seconds.
-Stall = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -166,76 +159,6 @@ def measures_json(directory: RunDir, run: Run) -> dict[str, Any]:
     with suppress(PathError):
         return measure_run(run, directory).to_dict()
     return Measures().to_dict()
-
-
-def rate_of_steps(
-    steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = (), left_out: tuple[int, float] = (0, 0.0)
-) -> float | None:
-    """How many steps ranks made in a second, from the first finished step to the last; None: they made too few.
-
-    Args:
-        steps: The numbers of finished steps, in order, since these ranks were started.
-        times: When each was finished, in seconds since 1970.
-        stalls: When they stood still for a save, and for how many seconds: that does not count.
-        left_out: How many steps do not count either, and how many seconds these took.
-    """
-    if len(steps) < 2:
-        return None
-    stalled = sum(seconds for at, seconds in stalls if times[0] <= at < times[-1])
-    made, seconds = steps[-1] - steps[0] - left_out[0], times[-1] - times[0] - stalled - left_out[1]
-    return made / seconds if seconds > 0 and made > 0 else None
-
-
-def error_of_rate(steps: Sequence[int], times: Sequence[float], stalls: Sequence[Stall] = ()) -> float | None:
-    """How uncertain a rate of steps is, as a part of it: how much parts of the run differ; None: it is too short.
-
-    Args:
-        steps: As of :func:`rate_of_steps`.
-        times: As there.
-        stalls: As there.
-    """
-    parts = min(_PARTS, (len(steps) - 1) // 2)
-    bounds = [round(number * (len(steps) - 1) / parts) for number in range(parts + 1)] if parts > 0 else []
-    # Whole parts, since a step that takes long is often followed by others.
-    rates = [
-        rate
-        for begin, end in pairwise(bounds)
-        if (rate := rate_of_steps(steps[begin : end + 1], times[begin : end + 1], stalls)) is not None
-    ]
-    if len(rates) < _LEAST_PARTS:
-        return None
-    # Medians leave out parts with profiled steps.
-    middle = median(rates)
-    return _BY_DEVIATION * median(abs(rate - middle) for rate in rates) / math.sqrt(len(rates)) / middle
-
-
-def times_of_steps(
-    steps: Sequence[int], times: Sequence[float], stalls: Iterable[Stall] = (), least_s: float = 0.0
-) -> list[float]:
-    """How long steps took, each or, where they were not noted one by one, several of them on average.
-
-    Args:
-        steps: As of :func:`rate_of_steps`.
-        times: As there.
-        stalls: As there.
-        least_s: Take the average over as many steps as take so many seconds: times are not more exact.
-    """
-    waiting = sorted(stalls, reverse=True)
-    took: list[float] = []
-    # The last step that is in ``took``, and when it was finished.
-    before, began = (steps[0], times[0]) if steps else (0, 0.0)
-    for step, ended in zip(steps[1:], times[1:], strict=True):
-        if 0 < ended - began < least_s:
-            continue
-        stalled = 0.0
-        while waiting and waiting[-1][0] < ended:
-            at, seconds = waiting.pop()
-            stalled += seconds if at >= began else 0.0
-        if step > before and ended - began > stalled:
-            made = step - before
-            took += [(ended - began - stalled) / made] * made
-        before, began = step, ended
-    return took
 
 
 # --- one start of the ranks -------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from helpers.workspaces import make_workspace
 from slurmtrain.model.query.fields import value_of
 from slurmtrain.ops.shared.node_load import read_load
 from slurmtrain.ops.shared.observe import observe
-from slurmtrain.ops.shared.run_measures import error_of_rate, measure_run, rate_of_steps, times_of_steps
+from slurmtrain.ops.shared.run_measures import measure_run
 from slurmtrain.ops.shared.views import RunRecord
 from slurmtrain.ops.shared.workspace import Workspace
 
@@ -138,58 +138,7 @@ def test_without_gpus_only_the_processors_are_known(workspace: Workspace) -> Non
     assert (facts["utilization"], facts["gpu_utilization"], facts["energy_kwh"]) == (70.0, None, None)
 
 
-# --- the pace ---------------------------------------------------------------------------------------------------------
-
-
-def test_the_pace_is_that_from_the_first_finished_step_to_the_last() -> None:
-    assert rate_of_steps([1, 2, 3, 4, 5], [100.0, 101.0, 102.0, 103.0, 104.0]) == 1.0
-    # A line for every tenth step, as scripts print them.
-    assert rate_of_steps([10, 20, 30], [0.0, 5.0, 10.0]) == 2.0
-
-
-def test_a_pace_is_as_uncertain_as_parts_of_the_run_differ() -> None:
-    steps = list(range(1, 82))
-    even = [0.5 * step for step in steps]
-    assert error_of_rate(steps, even) == pytest.approx(0.0)
-    # The second half is twice as fast.
-    faster = [min(step, 41) + 0.5 * max(step - 41, 0) for step in steps]
-    assert error_of_rate(steps, faster) == pytest.approx(1.4826 * 0.5 / 8**0.5 / 1.5)
-    # What a save has cost does not count, nor do a few parts with a pause.
-    assert error_of_rate(steps, [each + 9.0 * (each > 20) for each in even]) == pytest.approx(0.0)
-    paused = [each + 30.0 * (each > 20) for each in even]
-    assert error_of_rate(steps, paused, [(20.0, 30.0)]) == pytest.approx(0.0)
-    assert error_of_rate(steps[:7], even[:7]) is None
-    assert error_of_rate([], []) is None
-
-
-def test_the_stalls_of_saves_between_them_do_not_count() -> None:
-    stalls = [(99.0, 5.0), (102.0, 2.0), (106.0, 5.0)]
-    assert rate_of_steps([1, 2, 3, 4, 5], [100.0, 101.0, 102.0, 105.0, 106.0], stalls) == 1.0
-
-
-@pytest.mark.parametrize(
-    ("steps", "times"), [([], []), ([3], [1.0]), ([3, 3], [1.0, 2.0]), ([1, 2], [5.0, 5.0]), ([1, 2], [5.0, 4.0])]
-)
-def test_too_few_steps_have_no_pace(steps: list[int], times: list[float]) -> None:
-    assert rate_of_steps(steps, times) is None
-
-
-def test_steps_take_the_time_between_their_ends_without_stalls() -> None:
-    steps, times = [1, 2, 3, 5], [100.0, 101.0, 104.0, 108.0]
-    assert times_of_steps(steps, times) == [1.0, 3.0, 2.0, 2.0]
-    assert times_of_steps(steps, times, [(102.0, 2.0), (99.0, 5.0), (104.5, 2.0)]) == [1.0, 1.0, 1.0, 1.0]
-    # A clock that was set back, and a script that reports a step twice.
-    assert times_of_steps([1, 2, 2, 3], [100.0, 99.0, 99.5, 100.0]) == [0.5]
-    assert times_of_steps([4], [1.0]) == []
-
-
-def test_steps_that_are_read_four_times_a_second_take_what_they_take_on_average() -> None:
-    steps = range(1, 1001)
-    # A step each 10 ms, of which 25 are read at once.
-    times = [100 + (step - 1) // 25 * 0.25 + step * 1e-5 for step in steps]
-    took = times_of_steps(steps, times, least_s=2.0)
-    assert took == pytest.approx([0.01] * len(took), rel=0.1)
-    assert len(took) >= 800
+# --- scripts without the library --------------------------------------------------------------------------------------
 
 
 def test_of_a_script_the_steps_that_it_prints_count_and_not_its_lines(workspace: Workspace) -> None:

@@ -72,7 +72,7 @@ class Settings:
     sweep_confirm_gpu_hours: Amount | None = None
     """`submit` asks before it submits a sweep that may take more GPU-hours than this; by default 1000."""
     prices: Prices | None = None
-    """What an hour costs in each partition, for [`slurmtrain cost`](../cost.md); null: costs are GPU-hours."""
+    """Hourly prices by partition, for [`slurmtrain cost`](../cost.md); null: costs are in GPU-hours."""
     notify: (
         Annotated[
             Mapping[str, Receiver],
@@ -80,7 +80,7 @@ class Settings:
         ]
         | None
     ) = None
-    """Who is told what becomes of runs ([docs/notify.md](../notify.md)): receivers by their names."""
+    """Receivers of [messages about runs](../notify.md), by name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -321,7 +321,7 @@ def _checked(
         if receiver.has_secret and not secrets:
             report(
                 ("notify", name, "to"),
-                "has a URL that others could read here and send to; make the file yours alone (chmod 600), or use "
+                "has a URL here that others can read; make the file readable by you alone (chmod 600), or use "
                 "'url_file' or ${oc.env:NAME}",
             )
     if mistakes:

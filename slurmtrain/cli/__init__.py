@@ -29,7 +29,7 @@ COMMANDS = {
     "best": ("compare_commands", "Print the best run by a metric."),
     "diff": ("compare_commands", "Show how two runs differ: spec, code, environment, result."),
     "compare": ("compare_commands", "Compare runs: what differs, and the metrics."),
-    "cost": ("cost_commands", "Say what runs cost, and what their interruptions cost of that."),
+    "cost": ("cost_commands", "Show what runs cost, and the share lost to interruptions."),
     "logs": ("log_commands", "Print the logs of a run."),
     "ui": ("log_commands", "Show runs in MLflow, in a browser."),
     "plot": ("log_commands", "Draw curves of metrics."),

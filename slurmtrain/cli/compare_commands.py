@@ -54,7 +54,7 @@ _COMMIT = 12
 )  # fmt: skip
 @click.option(
     "--html", "page", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
-    help="Write a page with all of it, also performance and curves.",
+    help="Write an HTML page, which also has curves and performance.",
 )  # fmt: skip
 @click.option("--csv", "as_csv", is_flag=True, help="Print comma-separated values, a line for each run.")
 @options.json_option
@@ -276,7 +276,7 @@ def _comparison_rows(answer: Answer) -> Iterator[Sequence[Any]]:
 @options.some_runs_argument
 @click.option(
     "--by", metavar="METRIC", shell_complete=options.complete_metric,
-    help="The metric, or min:METRIC, METRIC@STEP, ...; by default what the runs are for, or their only one.",
+    help="The metric, or min:METRIC, METRIC@STEP, ...; by default that of the search, of keep.best, or the only one.",
 )  # fmt: skip
 @options.larger_option
 @click.option("--top", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="How many runs.")

@@ -33,7 +33,7 @@ def cost_command(
     workspace: Workspace, names: tuple[str, ...], since: str | None, where: tuple[str, ...], all_runs: bool,
     as_csv: bool, as_json: bool,
 ) -> int:  # fmt: skip
-    """Say what runs cost, and what of that was lost to interruptions; without RUN, of all runs together.
+    """Show what runs cost, and how much was lost to interruptions; without RUN, the sum over all runs.
 
     RUN may also be a pattern such as 'cnn*', or a sweep. Prices are in slurmtrain.yaml (docs/cost.md); without them,
     costs are GPU-hours, or node-hours of runs without GPUs. A run that has not ended has cost what is known so far.

@@ -92,7 +92,7 @@ _code_option = click.option(
 @click.option(
     "--idempotency-key", "key", metavar="KEY", help="Submit once: a later submit with this key returns the same runs."
 )
-@click.option("--dry-run", is_flag=True, help="Print the runs, and their possible cost; submit nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the runs and their possible cost; submit nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before submitting a large sweep.")
 @options.wait_option
 @options.json_option

@@ -243,11 +243,11 @@ def test_receivers_are_read_from_the_last_file_that_names_any(project: Path) -> 
     ("text", "message"),
     [
         ("{a: {states: [failed]}}", "set 'to', 'url_file' or 'command'"),
-        ("{a: {to: 'https://h/secret', command: x}}", "'to' says already how to reach it"),
+        ("{a: {to: 'https://h/secret', command: x}}", "'to' is set already"),
         ("{a: secret}", "expected https://"),
         ("{a: {command: x, states: [broken]}}", "expected one of started, failed, completed"),
         ("{'A b': {command: x}}", "expected a short name"),
-        ("{a: 'https://h/secret'}", "make the file yours alone"),
+        ("{a: 'https://h/secret'}", "make the file readable by you alone"),
     ],
 )
 def test_a_mistake_in_a_receiver_is_told_and_shows_no_url(project: Path, text: str, message: str) -> None:

@@ -66,8 +66,8 @@ class PartitionPrice:
     node_hour: kinds.Amount | None = None
     """The price of a node for an hour."""
     gpu_hour: Annotated[Mapping[str, float], GpuPrices()] | None = None
-    """The price of a GPU for an hour: one for all, or one for each type, as `resources.gpu_type` calls it, and
-    `default` for all others."""
+    """The price of a GPU for an hour: a number for all types, or one for each `resources.gpu_type`, with `default` for
+    all others."""
 
     @staticmethod
     def require(written: Mapping[Any, object]) -> None:
@@ -82,15 +82,15 @@ class Prices:
     """What an hour costs in each partition."""
 
     currency: Annotated[str, kinds.text("currency", _check_currency), kinds.REQUIRED] = ""
-    """What prices are in, such as EUR."""
+    """The currency of all prices, such as EUR."""
     partitions: Annotated[
         Mapping[str, PartitionPrice],
         kinds.Entries(kinds.Section(PartitionPrice), "mapping from partitions to prices", _check_partition),
         kinds.REQUIRED,
     ] = field(default_factory=dict)
-    """The price of each partition; `local`: of this machine, for the local executor."""
+    """The prices of each partition; `local` is this machine, for the local executor."""
     on_demand: Annotated[str, kinds.text("partition")] | None = None
-    """The partition whose jobs are not interrupted, with which others are compared."""
+    """The partition without interruptions that costs are compared with."""
 
     def conflicts(self) -> Iterator[kinds.Conflict]:
         """Keys that contradict each other, and why."""

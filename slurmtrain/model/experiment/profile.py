@@ -25,12 +25,12 @@ def _parse_steps(value: Any) -> tuple[int, int]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProfileSpec:
-    """A profile of a few steps by torch, or of whole ranks by Nsight Systems: `profile: nsys`."""
+    """A profile of a few steps by torch, or of the whole command by Nsight Systems: `profile: nsys`."""
 
     SHORTHAND: ClassVar = "tool"
     tool: Annotated[str, kinds.choice(TORCH, NSYS)] = TORCH
     """`torch`: rank 0 and the slowest rank each write a trace of `steps` for Chrome or Perfetto; needs
-    `slurmtrain.session()`. `nsys`: the command of each rank runs under `nsys profile`, which the nodes must have."""
+    `slurmtrain.session()`. `nsys`: the command of each rank runs under `nsys profile`, which must be installed."""
     steps: (
         Annotated[
             tuple[int, int],
@@ -38,7 +38,7 @@ class ProfileSpec:
         ]
         | None
     ) = None
-    """`torch`: the trace begins after so many finished steps, and ends after so many."""
+    """`torch`: the numbers of finished steps when the trace begins and ends."""
 
     @staticmethod
     def require(written: Mapping[str, Any]) -> None:

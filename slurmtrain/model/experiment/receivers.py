@@ -39,32 +39,33 @@ class Receiver:
 
     SHORTHAND: ClassVar = "to"
     to: Annotated[str, kinds.text("URL", _check_url)] | None = field(default=None, repr=False)
-    """A webhook (`https://...`), `mailto:ADDRESS`, or any URL of [apprise](https://appriseit.com), with its package; or
-    `${oc.env:NAME}`, a variable with such a URL. A URL is a secret, so the file must be readable by you alone."""
+    """A webhook (`https://...`), `mailto:ADDRESS`, or any URL of [apprise](https://appriseit.com) if it is installed;
+    or `${oc.env:NAME}`, an environment variable with such a URL. A URL is a secret, so only you may be able to read
+    the file."""
     url_file: Annotated[str, kinds.text("file")] | None = None
-    """A file that only you can read, with the URL alone; relative to your home directory."""
+    """A file that holds only the URL, and that only you can read; relative to your home directory."""
     command: Annotated[str, kinds.text("command")] | None = None
-    """A command, split into words as a shell does, that gets the message as JSON on standard input."""
+    """A command, split into words as by a shell, that reads the message as JSON from standard input."""
     format: Annotated[str, kinds.choice(*FORMATS)] | None = None
-    """The form of the message to a webhook; by default as its host says, else `json`."""
+    """The format of messages to a webhook; by default according to its host, otherwise `json`."""
     states: Annotated[tuple[str, ...], kinds.Items(kinds.choice(*STATES), "list of states")] = (
         "failed", "given_up", "completed", "idle",
     )  # fmt: skip
-    """Which states it is told of."""
+    """The states that cause a message."""
     every: kinds.Positive = 1
-    """With `preempted`: tell of every so many preemptions of a run."""
+    """With `preempted`: send a message for every Nth preemption of a run."""
 
     @staticmethod
     def require(written: Mapping[Any, object]) -> None:
         """Raise ValueError unless it is ``written`` how to reach it."""
         if not any(written.get(way) is not None for way in _WAYS):
-            raise ValueError("it is not said how to reach it: set 'to', 'url_file' or 'command'")
+            raise ValueError("it has no address: set 'to', 'url_file' or 'command'")
 
     def conflicts(self) -> Iterator[kinds.Conflict]:
         """Keys that contradict each other, and why."""
         ways = [way for way in _WAYS if getattr(self, way) is not None]
         if len(ways) > 1:
-            yield ways[1], f"{ways[0]!r} says already how to reach it"
+            yield ways[1], f"{ways[0]!r} is set already, and a receiver takes only one of them"
 
     @property
     def has_secret(self) -> bool:

@@ -402,10 +402,7 @@ _check_file = kinds.matching(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScriptMetricsSpec:
-    """Where to read the metrics of a script that does not call slurmtrain: rank 0's log, or a file that grows.
-
-    `auto`, as without this section: they are guessed from what rank 0's log looks like; `off`: they are not read.
-    """
+    """Where to read the metrics of a script that does not call slurmtrain: rank 0's log, or a file that grows."""
 
     WORDS: ClassVar = ("off", "auto")
 
@@ -503,8 +500,8 @@ class TrackingSpec:
     live: bool = False
     """Whether trackers that cannot delete points also show points that a rollback may still reach, as `live/NAME`."""
     metrics: ScriptMetricsSpec | None = None
-    """Where to read step and metrics of a script that does not report them itself. null, or `auto`: they are guessed
-    from what its output looks like; `off`: they are not."""
+    """Where to read step and metrics of a script that does not report them itself. null or `auto`: guess them from its
+    output; `off`: do not read them."""
     system_metrics: bool = True
     """Whether each node records the load and memory of its processors and GPUs."""
 

@@ -57,14 +57,14 @@ class NetworkSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuresSpec:
-    """What is measured of steps, beyond what costs next to nothing and is measured anyway."""
+    """What to measure during steps, besides the measures that cost next to nothing."""
 
     communication: bool = False
-    """Whether to measure the part of steps that ranks communicate in. torch's profiler records three steps, again and
-    again after four times as many, which then take longer."""
+    """Whether to measure the share of step time that ranks communicate. torch's profiler records three steps at a time,
+    after 5, 20, 80, ... steps; the recorded steps take longer."""
     peak_tflops: kinds.Amount | None = None
-    """TFLOP/s that a process's device can do at most, for the MFU; null: known for many GPUs. See
-    [measures.md](../measures.md)."""
+    """Peak TFLOP/s of a process's device, for the MFU; null: the known value of the GPU. See
+    [measures.md](../measures.md#tokens-and-mfu)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,13 +128,13 @@ class Spec:
     tracking: TrackingSpec = TrackingSpec()
     """Experiment tracking."""
     profile: ProfileSpec | None = None
-    """What records in detail how steps spend their time; null: nothing. See [profiling.md](../profiling.md)."""
+    """A profiler for some steps, or for the whole run; null: none. See [profiling.md](../profiling.md)."""
     idle_after: Span | None = None
-    """After how long a run whose GPUs do nothing is ended by `watch` or `sync`, with a save; nothing starts it again.
-    Without GPUs: whose processes compute nothing and finish no step. null: it is only said. See
+    """How long the GPUs of a run may be idle before `watch` or `sync` makes it save, and ends it. A run without GPUs is
+    idle if its processes compute nothing and finish no step. null: idle runs are only reported. See
     [usage.md](../usage.md#idle-runs)."""
     measures: MeasuresSpec = MeasuresSpec()
-    """What is measured of steps."""
+    """What to measure during steps."""
     env: Variables = field(default_factory=dict)
     """Environment variables of the processes. Values of variables whose names end in TOKEN, KEY, PASSWORD, PASSWD,
     SECRET or CREDENTIAL, and URLs with a password, are never recorded."""

@@ -228,7 +228,7 @@ def _in_time(deliver: Callable[[], None]) -> None:
     thread.start()
     thread.join(_TIMEOUT_S)
     if thread.is_alive():
-        raise NotDelivered(f"it does not answer within {_TIMEOUT_S:g} s")
+        raise NotDelivered(f"it did not answer within {_TIMEOUT_S:g} s")
     for error in errors:
         raise error
 
@@ -271,15 +271,15 @@ def _post(url: str, notice: Notice, form: str) -> None:
     except urllib.error.HTTPError as error:
         with error:
             redirects = 300 <= error.code < 400
-        why = " (it redirects to another address, which is not followed)" if redirects else ""
-        raise NotDelivered(f"it answers HTTP {error.code}{why}") from None
+        why = " (redirects are not followed)" if redirects else ""
+        raise NotDelivered(f"it answered HTTP {error.code}{why}") from None
     except urllib.error.URLError as error:
         # Not the text of the error, which may have the URL.
         reason = error.reason
         why = describe_os_error(reason) if isinstance(reason, OSError) else type(reason).__name__
         raise NotDelivered(f"it cannot be reached: {why}") from None
     except TimeoutError:
-        raise NotDelivered(f"it does not answer within {_TIMEOUT_S:g} s") from None
+        raise NotDelivered(f"it did not answer within {_TIMEOUT_S:g} s") from None
     except (OSError, http.client.HTTPException, ValueError) as error:
         raise NotDelivered(f"it cannot be reached: {type(error).__name__}") from None
 
@@ -315,7 +315,7 @@ def _send_by_apprise(url: str, notice: Notice) -> None:
     try:
         import apprise
     except ImportError:
-        why = "its URL needs apprise: pip install 'slurmtrain[notify]'"
+        why = "this URL needs apprise: pip install 'slurmtrain[notify]'"
         raise NotDelivered(why) from None
     service = apprise.Apprise()
     if not service.add(url):

@@ -101,7 +101,7 @@ def _idle(workspace: Workspace, listed: Listed, run: Run) -> list[Notice]:
     idle = idle_of(workspace.root.run(run.id), listed.job_id, listed.resources)
     if idle is None:
         return []
-    verb = "are idle" if idle.gpus > 1 else "is idle" if idle.gpus else "computes nothing"
+    verb = ("have" if idle.gpus > 1 else "has") + (" been idle" if idle.gpus else " computed nothing")
     now = time.time()
     return [
         Notice(
@@ -112,18 +112,18 @@ def _idle(workspace: Workspace, listed: Listed, run: Run) -> list[Notice]:
     ]  # fmt: skip
 
 
-@options.command("notify", "notify", "notify --test", "notify --test slack", looks=True)
+@options.command("notify", "notify --test", "notify --test slack", looks=True)
 @click.argument("names", metavar="[NAME]...", nargs=-1)
-@click.option("--test", "tries", is_flag=True, help="Send each a trial message.")
+@click.option("--test", "tries", is_flag=True, help="Send each receiver a test message.")
 def notify_command(workspace: Workspace, names: tuple[str, ...], tries: bool) -> int:
-    """Show who is told what becomes of runs, and with --test send them a trial message; NAME: only these.
+    """Show the receivers of notifications about runs, or only those called NAME; --test sends them a test message.
 
-    They are in the configuration, under 'notify'; 'watch', 'sync' and the ends of jobs tell them. docs/notify.md
-    explains the keys. Exits with 1 if one did not take its message.
+    Set receivers under 'notify' in the configuration: see docs/notify.md. Jobs, 'watch' and 'sync' send the messages.
+    The exit code is 1 if a test message could not be delivered.
     """
     receivers = workspace.config.notify
     if not receivers:
-        raise RequestRefused("nobody is told: there is no 'notify' in the configuration; docs/notify.md says how")
+        raise RequestRefused("the configuration has no 'notify', so there are no receivers: see docs/notify.md")
     if unknown := [name for name in names if name not in receivers]:
         raise RequestRefused(f"there is no receiver {unknown[0]!r} in 'notify'; there are {', '.join(receivers)}")
     mailbox = Mailbox(receivers, workspace.root.notices)
@@ -134,7 +134,7 @@ def notify_command(workspace: Workspace, names: tuple[str, ...], tries: bool) ->
         if tries:
             try:
                 send(receiver, trial())
-                output.echo("  took the trial message")
+                output.echo("  test message sent")
                 mailbox.note(name, "")
             except NotDelivered as error:
                 good = False

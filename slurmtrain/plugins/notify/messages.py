@@ -25,7 +25,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-!|>~<])")
 _INTERRUPTIONS = frozenset({"preempted", "timeout", "node_fail", "cancelled", "completed", "grow", None})
 _VERBS = {
     "started": "has started", "failed": "has failed", "completed": "has completed", "idle": "does nothing",
-    "given_up": "has failed again, and is not started any more", "preempted": "was preempted",
+    "given_up": "has failed again, and will not be restarted", "preempted": "was preempted",
 }  # fmt: skip
 _PRIORITIES = {"failed": "4", "given_up": "4", "idle": "4"}
 
@@ -122,7 +122,7 @@ def trial() -> Notice:
     """A message by which somebody sees that messages arrive."""
     return Notice(
         key="trial", kind="started", at=0.0, run="", name="slurmtrain notify --test", state="",
-        why="This is a trial message: messages about runs will look like this.",
+        why="This is a test message: messages about runs will look like this.",
     )  # fmt: skip
 
 

@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 def report_command(
     workspace: Workspace, names: tuple[str, ...], since: str | None, where: tuple[str, ...], target: str | None
 ) -> int:
-    """Write a page about RUN, a sweep, or many runs: one HTML file, which needs no network and no server.
+    """Write a page about RUN, a sweep, or many runs: one HTML file that needs no network and no server.
 
-    Of a run, it shows the time of each attempt by cause, metrics, checkpoints, steps, nodes and the environment. The
-    name or id of a sweep gives a page that compares its runs; several names, --since or --where a page about all runs
-    that they choose, and nothing at all a page about all runs.
+    The page of a run shows where the time of each attempt went, metrics, checkpoints, steps, nodes and the environment.
+    The page of a sweep compares its runs. Several names, --since or --where select the runs of a page about many runs;
+    without any of these, it is about all runs.
     """
     from slurmtrain.ops.query.select import Question
     from slurmtrain.ops.shared.observe import observe

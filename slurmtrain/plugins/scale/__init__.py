@@ -46,42 +46,50 @@ class Counts(click.ParamType[tuple[int, ...]]):
 @click.argument("subject", metavar="SPEC|STUDY", shell_complete=options.complete_run_or_spec)
 @options.overrides_argument
 @click.option("--nodes", type=Counts(), metavar="N,N", help="Numbers of nodes, such as 1,2,4.")
-@click.option("--procs", type=Counts(), metavar="N,N", help="Numbers of processes per node, with their GPUs.")
+@click.option("--procs", type=Counts(), metavar="N,N", help="Numbers of processes per node, each with its GPUs.")
 @click.option(
     "--strategies", metavar="NAME,NAME", callback=options.split_words,
     help="Strategies, such as ddp,fsdp,zero1,zero2,ddp+bf16.",
 )  # fmt: skip
-@click.option("--hardware", is_flag=True, help="Compare resources.components: one, alike, mixed, with shares by speed.")
+@click.option(
+    "--hardware",
+    is_flag=True,
+    help="Compare nodes of resources.components: one, equal, mixed, and with shares by speed.",
+)
 @click.option(
     "--batch", type=click.Choice(["strong", "weak"]),
-    help="Keep the batch of all processes (strong, the default), or of each (weak).",
+    help="Keep the total batch (strong, the default), or the batch per process (weak).",
 )  # fmt: skip
-@click.option("--batch-key", metavar="KEY", help="The batch size; by default a parameter such as params.batch_size.")
+@click.option(
+    "--batch-key", metavar="KEY", help="The key of the batch size; by default a parameter such as params.batch_size."
+)
 @click.option(
     "--batch-of", type=click.Choice(["total", "process"]),
-    help="Whether that counts all processes, or each; by default its name decides.",
+    help="Whether it is the total or per process; by default its name decides.",
 )  # fmt: skip
 @click.option("--parallel", type=click.IntRange(min=1), metavar="N", help="Run at most N runs at once.")
-@click.option("--again", is_flag=True, help="Submit a new study, also if the same was submitted before.")
+@click.option("--again", is_flag=True, help="Submit a new study even if the same one was submitted before.")
 @options.executor_option
-@click.option("--dry-run", is_flag=True, help="Print the runs, and their possible cost; submit nothing.")
+@click.option("--dry-run", is_flag=True, help="Print the runs and their possible cost; submit nothing.")
 @click.option("-y", "--yes", is_flag=True, help="Do not ask before submitting a large study.")
 @options.wait_option
 @click.option("--markdown", is_flag=True, help="Print the tables as Markdown.")
-@click.option("--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write a page.")
+@click.option(
+    "--html", type=click.Path(path_type=Path, dir_okay=False), metavar="FILE", help="Write the study as an HTML page."
+)
 @options.json_option
 def scale_command(
     workspace: Workspace, subject: str, overrides: tuple[str, ...], executor: str | None, parallel: int | None,
     batch_key: str | None, batch_of: str | None, again: bool, dry_run: bool, yes: bool, waits: bool, markdown: bool,
     html: Path | None, as_json: bool, **varied: Any,
 ) -> int:  # fmt: skip
-    """Run SPEC in several sizes, and print the tables of a scaling study from what the runs measure.
+    """Run SPEC in several sizes, and print the tables of a scaling study.
 
-    The runs are a sweep with the tag 'scale': status, cancel, compare and other commands take them. The same command
-    goes on with an interrupted study: it submits and resumes what is missing. STUDY is the id or the name of a study,
-    or any other runs: then the tables are printed, and nothing is started.
+    The runs are a sweep with the tag 'scale', which status, cancel, compare and other commands accept. The same command
+    continues an interrupted study: it submits missing runs, and resumes those that ended early. STUDY is the id or name
+    of a study, or any other runs; the command then only prints the tables.
 
-    The tables: sizes with speed-up, efficiency and share of communication; strategies with memory, time and
+    There are three tables: sizes with speed-up, efficiency and communication; strategies with memory, time and
     utilization; equal and mixed hardware with throughput and cost efficiency. A law fitted to the sizes says how many
     GPUs are worth their cost.
     """

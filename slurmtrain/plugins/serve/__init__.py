@@ -17,7 +17,7 @@ _PORT = 8321
 _CHECK_S = 1.0
 
 
-@options.command("serve", "serve", "serve --port 8400", looks=True)
+@options.command("serve", "serve --port 8400", looks=True)
 @click.option(
     "--port", type=click.IntRange(1, 65535), metavar="N",
     help=f"The port to listen on.  [default: {_PORT}, or the next free one]",
@@ -26,11 +26,11 @@ _CHECK_S = 1.0
 @click.option("--open", "opens", is_flag=True, help="Open the page in a browser of this machine.")
 @options.json_option
 def serve_command(workspace: Workspace, port: int | None, interval: float, opens: bool, as_json: bool) -> int:
-    """Show the pages of 'report' live, in a browser, until Ctrl-C: all runs, and the page of each run and sweep.
+    """Show the pages of 'report' live, in a browser, until Ctrl-C: all runs, and each run and sweep.
 
-    Pages follow what changes by themselves. The server listens on this machine only; on a login node, the line for a
-    tunnel is printed too. Who has the printed address can read everything that pages show: its token is the key, and a
-    new one each time. Nothing can be started, changed or ended from there.
+    Pages update themselves when runs change, and are read-only. The server listens on this machine only; on a login
+    node, the command for an SSH tunnel is printed too. Anyone with the printed address can read all pages; its token
+    is a new one each time.
     """
     from slurmtrain.plugins.serve.live_pages import LivePages
     from slurmtrain.plugins.serve.page_server import PageServer

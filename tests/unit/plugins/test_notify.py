@@ -130,11 +130,11 @@ def test_a_webhook_gets_one_request_and_no_redirect_is_followed(hook: Webhook) -
     [(path, _, _)] = hook.requests
     assert path == "/secret-token"
     hook.answers = [307]
-    with pytest.raises(NotDelivered, match="it answers HTTP 307") as redirected:
+    with pytest.raises(NotDelivered, match="it answered HTTP 307") as redirected:
         send(Receiver(to=hook.url), NOTICE)
     assert len(hook.requests) == 2
     hook.answers = [500]
-    with pytest.raises(NotDelivered, match="it answers HTTP 500") as failed:
+    with pytest.raises(NotDelivered, match="it answered HTTP 500") as failed:
         send(Receiver(to=hook.url), NOTICE)
     unreachable = hook.url.replace(hook.url.split(":")[2].split("/")[0], "1")
     with pytest.raises(NotDelivered, match="cannot be reached") as refused:
@@ -145,7 +145,7 @@ def test_a_webhook_gets_one_request_and_no_redirect_is_followed(hook: Webhook) -
 def test_a_receiver_that_answers_byte_by_byte_is_not_waited_for(hook: Webhook, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(delivery, "_TIMEOUT_S", 0.3)
     hook.drip_s = 0.02
-    with pytest.raises(NotDelivered, match=r"does not answer within 0\.3 s"):
+    with pytest.raises(NotDelivered, match=r"did not answer within 0\.3 s"):
         send(Receiver(to=hook.url), NOTICE)
 
 
@@ -242,7 +242,7 @@ def test_a_receiver_that_fails_is_said_and_tried_again_later_and_not_for_ever(
     hook.answers = [503]
     box.deliver(run, [NOTICE, replace(NOTICE, key="other")], set())
     assert len(hook.requests) == 1, "a receiver that failed is spared for now"
-    assert box.problems() == ["notify.hook did not take the last message: it answers HTTP 503"]
+    assert box.problems() == ["notify.hook did not take the last message: it answered HTTP 503"]
     box.deliver(run, [NOTICE], set())
     assert len(hook.requests) == 1, "it is too early"
     monkeypatch.setattr(delivery, "_AGAIN_S", 0.0)

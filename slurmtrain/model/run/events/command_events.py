@@ -136,12 +136,12 @@ class Unstarted(Payload):
 # It names no attempt: whether it is about the newest one follows from its time (outcome.began_at).
 @payload("cancel")
 class CancelRequested(Payload):
-    """A person cancelled the run, a search ends it early, or ``sync`` ends it because it was idle."""
+    """A person or a search ends the run early, or ``sync`` ends it because it was idle."""
 
     reason: str | None = field(default=None, metadata=OMIT_NONE)
-    """Why it is ended, if no person asked for it."""
+    """Why the run is ended, unless a person asked for it."""
     by: str | None = field(default=None, metadata=OMIT_NONE)
-    """The key of its spec that has it ended, ``idle_after``; None: a person or its search does."""
+    """The key of the spec that is the reason, ``idle_after``; None: a person or a search."""
 
     @property
     def prunes(self) -> bool:

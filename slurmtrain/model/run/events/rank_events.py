@@ -96,9 +96,9 @@ class TrainingCompleted(Payload):
 # The registry does not keep it: ops/shared/run_measures.py reads it from the journals of ranks.
 @payload("measured")
 class RankMeasured(Payload):
-    """How fast the rank was since its start, and its memory; the last event counts.
+    """How fast the rank has been since its start, and its memory. Only the last such event counts.
 
-    It is recorded ever more rarely while the rank trains, and when its work is done or it stops.
+    It is recorded less and less often while the rank trains, and when its work is done or it stops.
     """
 
     steps: int | None = field(default=None, metadata=OMIT_NONE)
@@ -112,26 +112,26 @@ class RankMeasured(Payload):
     memory: str = ""
     """Which memory that is. ``gpu``: what torch had allocated on one GPU. ``process``: what was resident of it."""
     step_p50_s: float | None = field(default=None, metadata=OMIT_NONE)
-    """Seconds of the median step, without saves, pauses and the first step."""
+    """Seconds of the median step, excluding saves, pauses and the first step."""
     step_p95_s: float | None = field(default=None, metadata=OMIT_NONE)
-    """Seconds that 95 % of these steps did not exceed."""
+    """The 95th percentile of the seconds of these steps."""
     own_p50_s: float | None = field(default=None, metadata=OMIT_NONE)
-    """Seconds until the end of the forward pass, where the rank does not wait for others: the median of some steps."""
+    """Seconds until the end of the forward pass, when the rank does not wait for others: the median of some steps."""
     data_wait_share: float | None = field(default=None, metadata=OMIT_NONE)
-    """The part of the time of steps, from 0 to 1, that the rank waited for data."""
+    """The share of step time, from 0 to 1, that the rank waited for data."""
     communication_share: float | None = field(default=None, metadata=OMIT_NONE)
-    """The part of the time of a few steps, from 0 to 1, that the rank communicated or waited for other ranks, and did
-    nothing else."""
+    """The share of step time in a few steps, from 0 to 1, that the rank communicated or waited for other ranks, without
+    computing."""
     profiled_steps: int | None = field(default=None, metadata=OMIT_NONE)
-    """How many steps a profiler has recorded, which says nothing about the others' speed."""
+    """How many steps a profiler has recorded; their speed does not count."""
     profiled_s: float | None = field(default=None, metadata=OMIT_NONE)
-    """Seconds that these took, with the start and the end of the profiler."""
+    """Seconds of these steps, including the start and end of the profiler."""
     tokens_per_sample: float | None = field(default=None, metadata=OMIT_NONE)
-    """As the script has stated it."""
+    """Tokens of a sample, as stated by the script."""
     flops_per_sample: float | None = field(default=None, metadata=OMIT_NONE)
-    """Floating point operations that the model needs for a sample in a step, as the script has stated it."""
+    """Floating-point operations of the model for a sample in a step, as stated by the script."""
     peak_flops: float | None = field(default=None, metadata=OMIT_NONE)
-    """How many of them the rank's device could do in a second, in the precision of the model."""
+    """The peak FLOP/s of the rank's device in the model's precision."""
 
 
 @payload("traced")
@@ -141,17 +141,17 @@ class StepsTraced(Payload):
     rank: int | None = None
     """The rank."""
     first: int | None = None
-    """How many steps had finished when it began."""
+    """How many steps had finished when the trace began."""
     last: int | None = None
-    """How many had finished when it ended."""
+    """How many steps had finished when the trace ended."""
     path: str | None = None
     """The file, relative to the run's directory; None: it could not be written."""
     bytes: int | None = None
-    """Its size."""
+    """The size of the file."""
     why: str = ""
     """Which rank is the slowest, or why that is not known."""
     problem: str = ""
-    """Why there is no trace; empty: there is."""
+    """Why there is no trace; empty if there is one."""
 
 
 @payload("raised")
@@ -180,10 +180,10 @@ class ScriptProgressed(Payload):
 # The registry makes no steps of an attempt of it: nobody has said what the lines of the output mean.
 @payload("script_guess")
 class OutputUnderstood(Payload):
-    """Metrics are read from the output of a script that reports none, by what its lines look like."""
+    """Metrics are guessed from the output of a script that reports none."""
 
     counted: bool = False
-    """Whether its steps are the number of lines with metrics, since no line says a step."""
+    """Whether steps are the number of lines with metrics, because no line names a step."""
     total_steps: int | None = None
     """The number of steps in the whole run, if the output says."""
 

@@ -3,6 +3,8 @@
 Runs whose cancellation cannot be journaled, as their directory was deleted or its disk is full, are ended without
 reading anything of it. Their processes on this machine are known from the registry, from their command lines and from
 the environment of ranks; their Slurm jobs from the registry and from their names, which end with the id.
+
+Runs that have been idle for longer than their specs allow (``idle_after``) are cancelled in the same way.
 """
 
 from __future__ import annotations
@@ -12,14 +14,19 @@ import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from slurmtrain.errors import LockHeld, PathError, RunBusy, RunNotFound, SlurmDown, UntrustedPath
+from slurmtrain.model.diagnosis.node_load import Idle
+from slurmtrain.model.interruption.outlook import format_span
 from slurmtrain.model.run.events.command_events import CancelRequested
-from slurmtrain.model.run.job_state import is_final
+from slurmtrain.model.run.job_state import SUSPENDED, is_final
 from slurmtrain.model.run.layout import RunDir, is_run_id
 from slurmtrain.model.run.run import Run
 from slurmtrain.ops.shared.find import choose_all, refuse_others
 from slurmtrain.ops.shared.local_jobs import alive, processes_of
+from slurmtrain.ops.shared.next_attempts import current_plan
+from slurmtrain.ops.shared.node_use import idle_of
 from slurmtrain.ops.shared.observe import Observed, observe
 from slurmtrain.ops.shared.shared_jobs import is_needed_by_others, leave_job
 from slurmtrain.ops.shared.slurm_jobs import live_jobs
@@ -33,6 +40,9 @@ from slurmtrain.system.files import describe_os_error
 from slurmtrain.system.locks import locked, print_notice
 from slurmtrain.system.process import Process, descendants
 
+if TYPE_CHECKING:
+    from slurmtrain.registry.rows import Listed
+
 # Seconds that a run has to end by itself: longer than node agents give their ranks, so that killing is the exception.
 PATIENCE_S = 45.0
 _POLL_S = 0.1
@@ -45,6 +55,8 @@ _LOCK_S = 5.0
 _KILL_TIMEOUT_S = 30.0
 _KILL_POLL_S = 3.0
 _DELETED = "its directory was deleted"
+IDLE_AFTER = "idle_after"
+"""The key of specs that says how long a run may be idle."""
 
 
 def find_runs(workspace: Workspace, names: Sequence[str]) -> tuple[list[str], Observed]:
@@ -378,3 +390,44 @@ def _end_processes(directory: RunDir, run: Run | None, *, force: bool) -> bool:
             time.sleep(_POLL_S)
     _kill_trees(processes)
     return bool(kill_leftovers(directory)) or bool(processes)
+
+
+# --- idle runs --------------------------------------------------------------------------------------------------------
+
+
+def end_idle(workspace: Workspace, runs: Mapping[str, Listed]) -> dict[str, str]:
+    """End the runs among these that have been idle for too long, as ``cancel`` does; returns why, by id.
+
+    Args:
+        workspace: Where the runs are.
+        runs: Runs that have not ended, as observed.
+
+    Raises:
+        SlurmtrainError, OSError: A request cannot be recorded, or Slurm does not answer.
+    """
+    ended: dict[str, str] = {}
+    for run_id, listed in runs.items():
+        is_suspended = listed.live is not None and listed.live.state == SUSPENDED
+        if listed.state != "running" or is_suspended or listed.row["cancelled"]:
+            continue
+        # Before its plan is read: few runs are idle at all.
+        idle = idle_of(workspace.root.run(run_id), listed.job_id, listed.resources)
+        run = workspace.store.load(run_id) if idle is not None else None
+        if idle is None or run is None or run.unreadable or (run.executor == "local" and not alive(run)):
+            continue
+        if why := _why_end(workspace, run, idle):
+            request_end(workspace, run_id, why, IDLE_AFTER)
+            ended[run_id] = why
+    # After all requests, so that the runs end side by side.
+    finish_cancel(workspace, list(ended))
+    return ended
+
+
+def _why_end(workspace: Workspace, run: Run, idle: Idle) -> str:
+    """Why an idle run is to end, as a phrase; empty: it may go on."""
+    with suppress(PathError):
+        limit_s, idle_s = current_plan(workspace.root.run(run.id), run).spec.idle_after, time.time() - idle.since
+        if limit_s is not None and idle_s >= limit_s:
+            verb = "were idle" if idle.gpus > 1 else "was idle" if idle.gpus else "computed nothing"
+            return f"{idle.subject} {verb} for {format_span(idle_s)} ({IDLE_AFTER}: {format_span(limit_s)})"
+    return ""

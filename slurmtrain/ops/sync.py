@@ -18,8 +18,7 @@ from slurmtrain.model.run.job_state import WAITING, base, is_final
 from slurmtrain.model.run.layout import RunDir
 from slurmtrain.model.run.lineage import AFTER
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.cancel import finish_cancel
-from slurmtrain.ops.idle_runs import end_idle
+from slurmtrain.ops.cancel import end_idle, finish_cancel
 from slurmtrain.ops.shared.local_jobs import alive
 from slurmtrain.ops.shared.mirroring import mirror_runs
 from slurmtrain.ops.shared.next_attempts import (

@@ -11,9 +11,9 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from slurmtrain.model.diagnosis.node_load import GPU_MEMORY, JOB_CORES, JOB_MEMORY, UTILIZATION, LoadSample
 from slurmtrain.model.experiment.values import parse_duration, parse_node_memory, write_duration
 from slurmtrain.model.interruption.outlook import format_span
-from slurmtrain.model.metrics.load import GPU_MEMORY, JOB_CORES, JOB_MEMORY, UTILIZATION, LoadSample
 
 RESOURCES = ("memory", "cpus", "gpus", "time")
 MARGINS: Mapping[str, float] = {"memory": 0.2, "cpus": 0.0, "gpus": 0.0, "time": 0.25}

@@ -12,7 +12,7 @@ from slurmtrain.model.run.run import Attempt, Run
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.diagnosis.idleness import Idle
+    from slurmtrain.model.diagnosis.node_load import Idle
     from slurmtrain.ops.shared.views import RunRecord
 
 # So many earlier runs of a name say what another one will cost.

@@ -25,10 +25,10 @@ from slurmtrain.model.run.events.rank_events import StepsTraced
 from slurmtrain.model.run.layout import NSYS_REPORTS, RunDir, attempt_of, checkpoint_step, node_of
 from slurmtrain.model.run.lineage import FORK
 from slurmtrain.model.run.run import Attempt, Checkpoint, Run
+from slurmtrain.ops.shared.node_use import usage_of
 from slurmtrain.ops.shared.relatives import chain_json, lineage_json
 from slurmtrain.ops.shared.run_costs import cost_of_run
 from slurmtrain.ops.shared.run_measures import measures_json
-from slurmtrain.ops.shared.used_resources import usage_of
 from slurmtrain.ops.shared.views import SCHEMA, RunRecord, checkpoint_json
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.runtime.environment.node import read_plan

@@ -17,9 +17,9 @@ from typing import Any
 from slurmtrain.errors import PathError
 from slurmtrain.history import read_rows
 from slurmtrain.model.diagnosis.hang import is_slow
+from slurmtrain.model.diagnosis.node_load import GPU_MEMORY, POWER, UTILIZATION, LoadSample, joules
 from slurmtrain.model.experiment.prices import mean_gpus
 from slurmtrain.model.metrics.curves import Segment
-from slurmtrain.model.metrics.load import GPU_MEMORY, POWER, UTILIZATION, LoadSample, joules
 from slurmtrain.model.metrics.step_figures import quantile
 from slurmtrain.model.metrics.step_times import error_of_rate, last_of_looks, rate_of_steps, times_of_steps
 from slurmtrain.model.run.events.agent_events import WorkersStarted
@@ -27,7 +27,7 @@ from slurmtrain.model.run.events.base import select
 from slurmtrain.model.run.events.rank_events import RankMeasured
 from slurmtrain.model.run.layout import ATTEMPTS, RunDir, node_of
 from slurmtrain.model.run.run import Attempt, Run
-from slurmtrain.ops.shared.node_load import load_files, read_load
+from slurmtrain.ops.shared.node_use import load_files, read_load
 from slurmtrain.runtime.job.run_reader import read_events
 from slurmtrain.system.journal_files import JournalFile, journal_files
 

@@ -16,7 +16,7 @@ from slurmtrain.model.run.layout import GUESSED_METRICS, METRICS, RunDir
 from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
-    from slurmtrain.model.diagnosis.idleness import Idle
+    from slurmtrain.model.diagnosis.node_load import Idle
     from slurmtrain.model.run.run import Checkpoint
     from slurmtrain.registry.rows import Listed
 
@@ -77,8 +77,8 @@ class RunRecord(Mapping[str, Any]):
     @cached_property
     def idleness(self) -> Idle | None:
         """Since when it has been idle, while it is said to run; None if it is not, or not for long."""
-        from slurmtrain.model.diagnosis.idleness import SAID_AFTER_S
-        from slurmtrain.ops.shared.node_load import idle_of
+        from slurmtrain.model.diagnosis.node_load import SAID_AFTER_S
+        from slurmtrain.ops.shared.node_use import idle_of
 
         if (
             not self._is_training
@@ -90,7 +90,7 @@ class RunRecord(Mapping[str, Any]):
     @property
     def usage(self) -> dict[str, dict[str, Any]]:
         """How much it asked for and used, by resource: by reading all that its nodes have noted."""
-        from slurmtrain.ops.shared.used_resources import usage_by_resource
+        from slurmtrain.ops.shared.node_use import usage_by_resource
 
         run = self.workspace.store.load(self.listed.id)
         return {} if run is None else usage_by_resource(self.workspace, run, self.eta)

@@ -13,7 +13,7 @@ from slurmtrain.cli import options, output
 from slurmtrain.errors import PathError, RequestRefused, RunNotFound
 from slurmtrain.model.interruption.outlook import format_span
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.node_load import idle_of
+from slurmtrain.ops.shared.node_use import idle_of
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.why import explain
 from slurmtrain.plugins.notify.delivery import OLDEST_S, Mailbox, NotDelivered, is_sent, send

@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slurmtrain.errors import PathError
-from slurmtrain.model.metrics.load import ENERGY
+from slurmtrain.model.diagnosis.node_load import ENERGY
 from slurmtrain.model.run.accounting import GPU_J, Placement, Tally, merged, place_of, tally
 from slurmtrain.model.run.run import Run
-from slurmtrain.ops.shared.node_load import load_files, newest_sample
+from slurmtrain.ops.shared.node_use import load_files, newest_sample
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.registry.queries import IndexRow
 from slurmtrain.system.files import describe_os_error, write_atomically

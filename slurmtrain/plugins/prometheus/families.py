@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 from typing import Any
 
-from slurmtrain.model.metrics.load import GPU_MEMORY, POWER, UTILIZATION
+from slurmtrain.model.diagnosis.node_load import GPU_MEMORY, POWER, UTILIZATION
 from slurmtrain.model.run.accounting import (
     ATTEMPTS,
     GPU_J,
@@ -31,7 +31,7 @@ from slurmtrain.model.run.accounting import (
     Tally,
 )
 from slurmtrain.model.run.run import CAUSES, RUN_STATES, Checkpoint
-from slurmtrain.ops.shared.node_load import newest_load_files, newest_sample
+from slurmtrain.ops.shared.node_use import newest_load_files, newest_sample
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.views import SCHEMA, RunRecord
 from slurmtrain.ops.shared.workspace import Workspace

@@ -10,7 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from slurmtrain.model.metrics.load import ENERGY, read_sample
+from slurmtrain.model.diagnosis.node_load import ENERGY, read_sample
 from slurmtrain.runtime.preflight.facts.gpus import open_gpus
 from slurmtrain.system.process import ResourceUse, descend, read_table, use_of
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from slurmtrain.model.diagnosis.node_load import LoadSample
 from slurmtrain.model.diagnosis.usage import Elapsed, NodeUse, Usage, judge_usage, use_of_node
 from slurmtrain.model.experiment.values import parse_duration, parse_memory
-from slurmtrain.model.metrics.load import LoadSample
 
 GIB = 1 << 30
 REQUEST: dict[str, Any] = {

@@ -12,7 +12,7 @@ from helpers.simulated_run import SimulatedRun
 from helpers.workspaces import make_workspace
 
 from slurmtrain.model.query.fields import value_of
-from slurmtrain.ops.shared.node_load import read_load
+from slurmtrain.ops.shared.node_use import read_load
 from slurmtrain.ops.shared.observe import observe
 from slurmtrain.ops.shared.run_measures import measure_run
 from slurmtrain.ops.shared.views import RunRecord

@@ -6,8 +6,7 @@ from collections.abc import Sequence
 
 import pytest
 
-from slurmtrain.model.diagnosis.idleness import Idle, find_idle
-from slurmtrain.model.metrics.load import JOB_CORES, LoadSample, joules, read_sample
+from slurmtrain.model.diagnosis.node_load import JOB_CORES, Idle, LoadSample, find_idle, joules, read_sample
 
 NOW = 10_000.0
 Node = Sequence[LoadSample]

@@ -78,7 +78,7 @@ class Mailbox:
         return path.stat().st_mtime
 
     def deliver(self, run: RunDir, notices: Iterable[Notice], failed: set[str]) -> None:
-        """Tell each receiver what it wants to know of a run and has not been told.
+        """Tell each receiver the news of a run that it wants and has not been told.
 
         Args:
             run: The run's directory.
@@ -147,7 +147,7 @@ class Claim:
             with contextlib.suppress(FileExistsError):
                 handle = open_regular(claim, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
                 return cls(path, number, handle, repeated=repeated)
-            age, failed_at = time.time() - claim.stat().st_mtime, _failed_at(claim)
+            age, failed_at = time.time() - claim.stat().st_mtime, _refusal_time(claim)
             if failed_at is None and age < _CLAIMED_S:
                 return None
             if failed_at is not None and time.time() - failed_at < _AGAIN_S * 5 ** (number - 1):
@@ -180,7 +180,7 @@ def _sent(path: Path) -> Path:
     return path.with_name(f"{path.name}.sent")
 
 
-def _failed_at(claim: Path) -> float | None:
+def _refusal_time(claim: Path) -> float | None:
     """When the message was not taken; None if the claim does not say."""
     with contextlib.suppress(OSError, PathError, ValueError, KeyError, TypeError):
         return float(json.loads(read_checked(claim))["at"])
@@ -193,7 +193,8 @@ def _failed_at(claim: Path) -> float | None:
 def send(receiver: Receiver, notice: Notice) -> None:
     """Bring a message to a receiver. Raises NotDelivered."""
     if receiver.command is not None:
-        _call(shlex.split(receiver.command), json.dumps(notice.to_dict()).encode() + b"\n", _variables(notice))
+        variables = {"SLURMTRAIN_NOTICE_RUN": notice.run, "SLURMTRAIN_NOTICE_KIND": notice.kind}
+        _call(shlex.split(receiver.command), json.dumps(notice.to_dict()).encode() + b"\n", variables)
         return
     url = _url_of(receiver)
     scheme = urlsplit(url).scheme
@@ -254,7 +255,7 @@ def _url_of(receiver: Receiver) -> str:
     return receiver.to
 
 
-class _NoRedirect(urllib.request.HTTPRedirectHandler):
+class _RefusedRedirect(urllib.request.HTTPRedirectHandler):
     """A redirect is an error: the message is for the receiver in the configuration alone."""
 
     def redirect_request(self, *_arguments: Any) -> None:
@@ -265,7 +266,7 @@ def _post(url: str, notice: Notice, form: str) -> None:
     body, headers = as_request(notice, form)
     try:
         request = urllib.request.Request(url, body, dict(headers), method="POST")  # noqa: S310 (checked by send)
-        opener = urllib.request.build_opener(_NoRedirect())
+        opener = urllib.request.build_opener(_RefusedRedirect())
         with opener.open(request, timeout=_TIMEOUT_S) as answer:
             answer.read(_LONGEST_ANSWER)
     except urllib.error.HTTPError as error:
@@ -305,10 +306,6 @@ def _call(argv: list[str], text: bytes, variables: Mapping[str, str]) -> None:
         process.wait()
     if process.returncode:
         raise NotDelivered(f"the command exited with {process.returncode}")
-
-
-def _variables(notice: Notice) -> dict[str, str]:
-    return {"SLURMTRAIN_NOTICE_RUN": notice.run, "SLURMTRAIN_NOTICE_KIND": notice.kind}
 
 
 def _send_by_apprise(url: str, notice: Notice) -> None:

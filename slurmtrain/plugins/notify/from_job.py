@@ -58,7 +58,7 @@ def notify(directory: Path, config: Path) -> list[str]:
     return [problem for problem in mailbox.problems() if any(f"notify.{name} " in problem for name in failed)]
 
 
-def main() -> None:
+def follow_orders() -> None:
     """Follow the orders on standard input."""
     begin_helper()
 
@@ -77,4 +77,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    follow_orders()

@@ -237,12 +237,12 @@ class LivePages:
 
     def _family(self, run_id: str) -> set[str]:
         """A run, and all that it comes from or starts after, and the reverse, in turn: its page shows their states."""
-        family, queue = {run_id}, [run_id]
-        while queue:
+        family, unseen = {run_id}, [run_id]
+        while unseen:
             # A copy, made at once: the thread that reads may add some.
-            new = set(self._relatives.get(queue.pop(), ())) - family
+            new = set(self._relatives.get(unseen.pop(), ())) - family
             family |= new
-            queue += new
+            unseen += new
         return family
 
     def _choose(self, name: str) -> PageSubject:

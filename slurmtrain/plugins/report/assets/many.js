@@ -1,7 +1,7 @@
 "use strict";
 /* The page of many runs: what node-hours went into by day, interruptions by cause, sweeps, and the runs. */
 (() => {
-  const { element, format, known, onNodes } = Report;
+  const { element, numeric, format, known, onNodes } = Report;
   const { rounded } = Report.runs;
   const KINDS = ["train", "stall", "lost", "restore", "preflight", "start", "stop", "queue"];
   const colour = (kind) => `var(--${kind})`;
@@ -76,8 +76,8 @@
         key: "interruptions-table", rows, sort: { column: "times", descending: true },
         columns: [
           { name: "cause", value: (row) => row.cause },
-          { name: "times", number: true, value: (row) => row.count },
-          { name: "lost node-hours", number: true, value: (row) => row.lost, cell: (row) => rounded(row.lost), title: "training that had to be repeated, of the attempts that were interrupted so" },
+          numeric("times", "count"),
+          numeric("lost node-hours", "lost", rounded, { title: "training that had to be repeated, of the attempts that were interrupted so" }),
         ],
       }),
     ];

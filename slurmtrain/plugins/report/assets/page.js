@@ -191,6 +191,11 @@ const Report = (() => {
 
   // --- tables ---
 
+  /* A column of numbers: a field of each row, as show(value, row) writes it. */
+  const numeric = (name, field, show = format.number, more = {}) => ({
+    name, number: true, value: (row) => row[field], cell: (row) => (known(row[field]) ? show(row[field], row) : "–"), ...more,
+  });
+
   const ROWS = 200;
 
   function compare(first, second) {
@@ -363,7 +368,7 @@ const Report = (() => {
 
   return {
     draws: (kind, draw) => { drawers[kind] = draw; },
-    refresh, ready, element, section, head, facts, tiles, select, tick, choice, table, link, chart, legend,
+    refresh, ready, element, section, head, facts, tiles, select, tick, choice, table, numeric, link, chart, legend,
     series, time, state, notes, onNodes, format, known, printable,
   };
 })();

@@ -2,7 +2,7 @@
 /* The page of one run. */
 Report.draws("run", (facts) => {
   const { run, timeline, curves, steps, words } = facts;
-  const { element, section, format, known, time, printable } = Report;
+  const { element, section, numeric, format, known, time, printable } = Report;
   const KINDS = ["queue", "start", "preflight", "restore", "train", "stall", "stop", "lost"];
   const COLOURS = KINDS.map((kind) => `var(--${kind})`);
   const MEANING = {
@@ -109,12 +109,12 @@ Report.draws("run", (facts) => {
     return element("div", {}, Report.table({
       key: "attempts", most: 25, caption: "Attempts, and their seconds by kind", rows: run.attempts, rowAttributes: (attempt) => ({ data: { attempt: attempt.number } }),
       columns: [
-        { name: "attempt", value: (attempt) => attempt.number, number: true },
+        numeric("attempt", "number"),
         { name: "ended", value: (attempt) => attempt.cause ?? attempt.state, cell: (attempt) => [Report.state(attempt.state, attempt.cause ?? attempt.state), element("div", { class: "note" }, format.localized(attempt.reason))], long: true },
         { name: "nodes", value: (attempt) => attempt.nodes.length, number: true },
         { name: "started", value: (attempt) => attempt.started_at, cell: (attempt) => time(attempt.started_at) },
         { name: "steps", value: (attempt) => attempt.last_step, cell: (attempt) => (known(attempt.last_step) ? `${attempt.first_step ?? "?"} – ${attempt.last_step}` : "–"), number: true },
-        { name: "lost steps", value: (attempt) => attempt.lost_steps, number: true },
+        numeric("lost steps", "lost_steps"),
         ...kinds.map((kind) => ({ name: kind, title: MEANING[kind], value: (attempt) => attempt.seconds[kind], cell: (attempt) => format.duration(attempt.seconds[kind]), number: true })),
       ],
     }), element("details", {}, element("summary", {}, "more about attempts"), run.attempts.map((attempt, index) => [
@@ -239,8 +239,8 @@ Report.draws("run", (facts) => {
       Report.table({
         key: "slowest", caption: "The slowest steps", rows: steps.slowest,
         columns: [
-          { name: "step", value: (row) => row.step, number: true }, { name: "attempt", value: (row) => row.attempt, number: true },
-          { name: "took", value: (row) => row.seconds, cell: (row) => format.duration(row.seconds), number: true },
+          numeric("step", "step"), numeric("attempt", "attempt"),
+          numeric("took", "seconds", format.duration),
           { name: "finished", value: (row) => row.at, cell: (row) => time(row.at) },
           { name: "of that", value: (row) => row.why },
         ],
@@ -264,13 +264,13 @@ Report.draws("run", (facts) => {
     })) : null, Report.table({
       key: "checkpoints-table", most: 15, rows: shown, sort: { column: "step", descending: true }, rowAttributes: (row) => ({ data: { step: row.step } }),
       columns: [
-        { name: "step", value: (row) => row.step, number: true },
+        numeric("step", "step"),
         { name: "saved", value: (row) => row.saved_at, cell: (row) => time(row.saved_at) },
         { name: "why", value: (row) => row.why },
-        { name: "size", value: (row) => row.bytes, cell: (row) => format.bytes(row.bytes), number: true },
-        { name: "stalled", value: (row) => row.stall_s, cell: (row) => format.duration(row.stall_s), number: true },
-        { name: "took", value: (row) => row.seconds, cell: (row) => format.duration(row.seconds), number: true },
-        { name: "attempt", value: (row) => row.attempt, number: true },
+        numeric("size", "bytes", format.bytes),
+        numeric("stalled", "stall_s", format.duration),
+        numeric("took", "seconds", format.duration),
+        numeric("attempt", "attempt"),
         { name: "state", value: (row) => (row.pruned_at ? "deleted" : row.problem || (row.complete ? (row.verified ? "verified" : "on disk") : "damaged")) },
         { name: "kept", value: (row) => row.kept, long: true },
       ],
@@ -315,13 +315,12 @@ Report.draws("run", (facts) => {
 
   function rankTable(ranks) {
     const timed = (ranks ?? []).filter((rank) => ["step_p50_s", "own_p50_s"].some((field) => known(rank[field])));
-    const column = (name, field, show) => ({ name, value: (rank) => rank[field], cell: (rank) => show(rank[field]), number: true });
     return timed.length ? Report.table({
       key: "ranks", caption: "Ranks", most: 16, rows: timed,
       columns: [
-        { name: "rank", value: (rank) => rank.rank, number: true }, { name: "node", value: (rank) => rank.node },
-        column("median step", "step_p50_s", format.duration), column("of its own", "own_p50_s", format.duration), column("95 % within", "step_p95_s", format.duration),
-        column("waiting for data", "data_wait_share", format.share), column("communication", "communication_share", format.share), column("peak memory", "peak_memory_bytes", format.bytes),
+        numeric("rank", "rank"), { name: "node", value: (rank) => rank.node },
+        numeric("median step", "step_p50_s", format.duration), numeric("of its own", "own_p50_s", format.duration), numeric("95 % within", "step_p95_s", format.duration),
+        numeric("waiting for data", "data_wait_share", format.share), numeric("communication", "communication_share", format.share), numeric("peak memory", "peak_memory_bytes", format.bytes),
       ],
     }) : null;
   }

@@ -1,7 +1,7 @@
 "use strict";
 /* The table of runs on the pages of a sweep and of many runs. */
 Report.runs = (() => {
-  const { element, format, known } = Report;
+  const { element, numeric, format, known } = Report;
 
   /* A number that was summed, to three figures. */
   const rounded = (value) => (known(value) ? format.number(Number(value.toPrecision(3))) : "–");
@@ -19,14 +19,14 @@ Report.runs = (() => {
     const units = new Set(runs.filter((run) => run.cost).map((run) => run.cost.unit));
     const [unit] = units.size === 1 ? units : [];
     const money = (value, run) => (known(value) ? format.amount(value, run.cost.unit) + (unit ? "" : ` ${run.cost.unit}`) : "–");
-    const numeric = (name) => runs.every((run) => typeof (run.params?.[name] ?? 0) === "number");
+    const isNumeric = (name) => runs.every((run) => typeof (run.params?.[name] ?? 0) === "number");
     const own = [
       { name: "name", value: (run) => run.name, differs: true },
       { name: "state", value: (run) => run.state, cell: (run) => Report.state(run.state) },
       { name: "sweep", value: (run) => run.sweep, cell: (run) => (run.sweep ? Report.link(run.sweep) : "–"), differs: true },
       { name: "step", number: true, value: (run) => run.step, cell: step },
-      { name: "lost steps", number: true, value: (run) => run.lost_steps },
-      { name: "goodput", number: true, value: (run) => run.goodput, cell: (run) => format.share(run.goodput) },
+      numeric("lost steps", "lost_steps"),
+      numeric("goodput", "goodput", format.share),
       { name: "attempts", number: true, value: (run) => run.attempt || null },
       { name: "node-hours", number: true, value: (run) => (run.hours ? spent(run) : null), cell: (run) => (run.hours ? rounded(spent(run)) : "–"), title: "time on nodes, times the nodes" },
       { name: "lost hours", number: true, value: (run) => run.hours?.lost, cell: (run) => rounded(run.hours?.lost), title: "node-hours of training that was repeated" },
@@ -39,7 +39,7 @@ Report.runs = (() => {
     ];
     const names = ["mark", "run", ...own.map((column) => column.name)];
     const logged = [
-      ...params.map((name) => ({ name: distinct(name, "params", [...names, ...metrics]), number: numeric(name), value: (run) => run.params?.[name], cell: (run) => (known(run.params?.[name]) ? format.value(run.params[name]) : "–") })),
+      ...params.map((name) => ({ name: distinct(name, "params", [...names, ...metrics]), number: isNumeric(name), value: (run) => run.params?.[name], cell: (run) => (known(run.params?.[name]) ? format.value(run.params[name]) : "–") })),
       ...metrics.map((name) => ({ name: distinct(name, "metrics", [...names, ...params]), number: true, value: (run) => run.metrics?.[name] })),
     ];
     // What a run was given and what came of it stand behind its name, state and sweep.
@@ -92,7 +92,7 @@ Report.runs = (() => {
         key: "partitions-table", rows: cost.partitions,
         columns: [
           { name: "partition", value: (row) => row.partition },
-          ...columns.filter(([field]) => cost.partitions.some((row) => row[field])).map(([field, name]) => ({ name, number: true, value: (row) => row[field], cell: (row) => (MONEY.has(field) && known(row[field]) ? format.amount(row[field], cost.unit) : rounded(row[field])) })),
+          ...columns.filter(([field]) => cost.partitions.some((row) => row[field])).map(([field, name]) => numeric(name, field, MONEY.has(field) ? (value) => format.amount(value, cost.unit) : rounded)),
         ],
       }) : null);
   }

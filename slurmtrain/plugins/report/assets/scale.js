@@ -1,12 +1,12 @@
 "use strict";
 /* The page of a scaling study: what follows from it, speed-ups with the law of each series, and its three tables. */
 Report.draws("scale", (facts) => {
-  const { element, section, table, chart, legend, format, known } = Report;
+  const { element, section, table, numeric, chart, legend, format, known } = Report;
   const { runs, scaling } = facts;
   const names = [...new Set(runs.map((run) => run.series))];
   const colour = (name) => Report.series(names.indexOf(name));
   const of = (id) => runs.find((run) => run.id === id);
-  const hundredths = (value) => (known(value) ? value.toFixed(2) : "–");
+  const hundredths = (value) => value.toFixed(2);
   const hour = facts.currency ? `${facts.currency} / 1000 steps` : `${facts.unit}-hours / 1000 steps`;
 
   const columns = {
@@ -14,22 +14,22 @@ Report.draws("scale", (facts) => {
     series: { name: "strategy", value: (run) => run.series },
     hardware: { name: "hardware", value: (run) => run.hardware },
     state: { name: "state", value: (run) => run.state, cell: (run) => Report.state(run.state) },
-    nodes: { name: "nodes", value: (run) => run.nodes, number: true },
-    processes: { name: "processes", value: (run) => run.processes, number: true },
+    nodes: numeric("nodes", "nodes"),
+    processes: numeric("processes", "processes"),
     gpus: { name: "GPUs", value: (run) => run.gpus || null, number: true },
-    batch: { name: "batch", value: (run) => run.batch, number: true, title: "samples of all processes in a step" },
-    steps: { name: "steps/s", value: (run) => run.steps_per_second, number: true },
-    samples: { name: "samples/s", value: (run) => run.samples_per_second, number: true },
-    epoch: { name: "s/epoch", value: (run) => run.epoch_seconds, number: true },
-    memory: { name: "memory", value: (run) => run.memory_bytes, cell: (run) => format.bytes(run.memory_bytes), number: true, title: "of the GPU or process that needed most" },
-    utilization: { name: "utilization", value: (run) => run.utilization, cell: (run) => format.share(known(run.utilization) ? run.utilization / 100 : null), number: true },
-    speedup: { name: "speed-up", value: (run) => run.speedup, cell: (run) => hundredths(run.speedup), number: true },
-    efficiency: { name: "efficiency", value: (run) => run.efficiency, cell: (run) => hundredths(run.efficiency), number: true, title: "the speed-up divided by how many times as many workers" },
-    communication: { name: "communication", value: (run) => run.communication_share, cell: (run) => format.share(run.communication_share), number: true, title: "its share of a step" },
-    throughput: { name: "throughput", value: (run) => run.throughput, cell: (run) => hundredths(run.throughput), number: true, title: "times the smallest" },
-    total: { name: "total", value: (run) => run.total_seconds, cell: (run) => format.duration(run.total_seconds), number: true },
-    price: { name: hour, value: (run) => run.price_per_1000_steps, number: true },
-    value: { name: "cost efficiency", value: (run) => run.cost_efficiency, cell: (run) => hundredths(run.cost_efficiency), number: true },
+    batch: numeric("batch", "batch", format.number, { title: "samples of all processes in a step" }),
+    steps: numeric("steps/s", "steps_per_second"),
+    samples: numeric("samples/s", "samples_per_second"),
+    epoch: numeric("s/epoch", "epoch_seconds"),
+    memory: numeric("memory", "memory_bytes", format.bytes, { title: "of the GPU or process that needed most" }),
+    utilization: numeric("utilization", "utilization", (percent) => format.share(percent / 100)),
+    speedup: numeric("speed-up", "speedup", hundredths),
+    efficiency: numeric("efficiency", "efficiency", hundredths, { title: "the speed-up divided by how many times as many workers" }),
+    communication: numeric("communication", "communication_share", format.share, { title: "its share of a step" }),
+    throughput: numeric("throughput", "throughput", hundredths, { title: "times the smallest" }),
+    total: numeric("total", "total_seconds", format.duration),
+    price: numeric(hour, "price_per_1000_steps"),
+    value: numeric("cost efficiency", "cost_efficiency", hundredths),
   };
   const chosen = (words) => words.split(" ").map((word) => columns[word]);
 
@@ -62,7 +62,7 @@ Report.draws("scale", (facts) => {
           Plot.line(ideal, { ...point, stroke: "var(--faint)", strokeDasharray: "4 4" }),
           Plot.line(law, { ...point, z: "series", stroke: (each) => colour(each.series) }),
           Plot.dot(measured, { ...point, fill: (each) => colour(each.series), r: 4, tip: true,
-            channels: { run: "id", series: "series", efficiency: (run) => hundredths(run.efficiency) } }),
+            channels: { run: "id", series: "series", efficiency: (run) => (known(run.efficiency) ? hundredths(run.efficiency) : "–") } }),
         ],
       })),
       element("p", { class: "note" }, "Dots are measured; lines are the law that is fitted to them, up to twice the largest size."));

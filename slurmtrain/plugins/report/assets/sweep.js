@@ -1,7 +1,7 @@
 "use strict";
 /* The pages of a sweep, and of runs that are compared: what they were given, what came of it, and their curves. */
 (() => {
-  const { element, format, known, printable } = Report;
+  const { element, numeric, format, known, printable } = Report;
   const { spent, distinct } = Report.runs;
   // Far from each other for everybody, on light and on dark.
   const WORST = "#d9822b", BEST = "#2f7fd6", UNKNOWN = "#8b949e";
@@ -219,11 +219,11 @@
       key: "groups-table",
       caption: `${facts.objective.metric} over ${facts.over.join(", ")}, as 'slurmtrain best --over ${facts.over.join(",")}' has it; ± is the standard deviation`,
       columns: [
-        { name: "#", number: true, value: (group) => group.place },
+        numeric("#", "place"),
         ...params.map((param) => ({ name: distinct(param, "params", taken), number: rows.every((group) => typeof (group.params[param] ?? 0) === "number"), value: (group) => group.params[param] ?? null, cell: (group) => format.value(group.params[param] ?? null) })),
-        { name: "runs", number: true, value: (group) => group.count },
-        { name: `mean ${facts.objective.metric}`, number: true, value: (group) => group.mean },
-        { name: "±", number: true, value: (group) => group.deviation },
+        numeric("runs", "count"),
+        numeric(`mean ${facts.objective.metric}`, "mean"),
+        numeric("±", "deviation"),
         { name: "best run", value: (group) => group.runs[0], cell: (group) => Report.link(group.runs[0]) },
       ],
       rows,
@@ -364,20 +364,19 @@
 
   /* What 'compare --performance --json' has of each run; columns without any value are left out. */
   function performanceTable({ runs, baseline }) {
-    const column = (field, name, cell = null) => ({ name, number: true, value: (run) => run[field], ...(cell && { cell: (run) => (known(run[field]) ? cell(run[field], run) : "–") }) });
     const columns = [
       { name: "run", value: (run) => run.id, cell: (run) => [Report.link(run.id), run.id === baseline ? " (baseline)" : ""] },
       { name: "name", value: (run) => run.name },
-      column("nodes", "nodes"), column("processes", "processes"), column("gpus", "GPUs"),
-      column("steps_per_second", "steps/s"), column("samples_per_second", "samples/s"), column("tokens_per_second", "tokens/s"),
-      column("step_p50_s", "median step", format.duration), column("step_p95_s", "95 % within", format.duration),
-      column("epoch_seconds", "an epoch", format.duration), column("total_seconds", "all steps", format.duration),
-      column("data_wait_share", "waiting for data", format.share), column("communication_share", "communication", format.share),
-      column("memory_bytes", "memory", (bytes, run) => `${format.bytes(bytes)} of a ${run.memory}`),
-      column("utilization", "utilization", (percent) => format.share(percent / 100)),
-      column("gpu_power_w", "GPU power", (watts) => `${format.number(watts)} W`), column("energy_kwh", "energy", (energy) => `${format.number(energy)} kWh`),
-      column("mfu", "MFU", format.share), column("hours_per_1000_steps", "hours for 1000 steps"),
-      column("speedup", "speed-up"), column("of_ideal", "of the ideal", format.share),
+      numeric("nodes", "nodes"), numeric("processes", "processes"), numeric("GPUs", "gpus"),
+      numeric("steps/s", "steps_per_second"), numeric("samples/s", "samples_per_second"), numeric("tokens/s", "tokens_per_second"),
+      numeric("median step", "step_p50_s", format.duration), numeric("95 % within", "step_p95_s", format.duration),
+      numeric("an epoch", "epoch_seconds", format.duration), numeric("all steps", "total_seconds", format.duration),
+      numeric("waiting for data", "data_wait_share", format.share), numeric("communication", "communication_share", format.share),
+      numeric("memory", "memory_bytes", (bytes, run) => `${format.bytes(bytes)} of a ${run.memory}`),
+      numeric("utilization", "utilization", (percent) => format.share(percent / 100)),
+      numeric("GPU power", "gpu_power_w", (watts) => `${format.number(watts)} W`), numeric("energy", "energy_kwh", (energy) => `${format.number(energy)} kWh`),
+      numeric("MFU", "mfu", format.share), numeric("hours for 1000 steps", "hours_per_1000_steps"),
+      numeric("speed-up", "speedup"), numeric("of the ideal", "of_ideal", format.share),
     ];
     return Report.table({ key: "performance-table", rows: runs, columns: columns.filter((each) => runs.some((run) => known(each.value(run)))) });
   }

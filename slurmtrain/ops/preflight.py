@@ -12,8 +12,9 @@ from slurmtrain.errors import UserError
 from slurmtrain.model.experiment.checkpoint import CheckpointSpec
 from slurmtrain.model.experiment.code import NONE, CodeSpec
 from slurmtrain.model.experiment.plan import make_plan
-from slurmtrain.model.experiment.sections import MlflowSpec, RequeueSpec, TrackingSpec
+from slurmtrain.model.experiment.sections import RequeueSpec
 from slurmtrain.model.experiment.spec import Spec, write_spec
+from slurmtrain.model.experiment.tracking import MlflowSpec, TrackingSpec
 from slurmtrain.model.experiment.values import Nodes, read_node_count
 from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.ops.submit import load, submit_spec, which_python

@@ -15,9 +15,8 @@ from slurmtrain.model.experiment.chain import DEPENDENCIES
 from slurmtrain.model.experiment.checkpoint import CheckpointSpec, StartFromSpec, placeholder_problems
 from slurmtrain.model.experiment.code import CodeSpec
 from slurmtrain.model.experiment.launcher import LAUNCHERS, NODE, RANKS, choose_launcher
-from slurmtrain.model.experiment.profile import ProfileSpec
 from slurmtrain.model.experiment.resources import ResourcesSpec, options_of_component
-from slurmtrain.model.experiment.sections import PreflightSpec, RequeueSpec, TrackingSpec, oom_conflicts
+from slurmtrain.model.experiment.sections import PreflightSpec, ProfileSpec, RequeueSpec, oom_conflicts
 from slurmtrain.model.experiment.slurm_options import (
     PASSED,
     SLURM_SECTION,
@@ -27,6 +26,7 @@ from slurmtrain.model.experiment.slurm_options import (
     repeated_options,
 )
 from slurmtrain.model.experiment.strategy import StrategySpec, mixed_conflicts, placement_conflicts
+from slurmtrain.model.experiment.tracking import TrackingSpec
 from slurmtrain.model.experiment.values import (
     Lines,
     Params,

@@ -9,7 +9,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
 
-from slurmtrain.model.experiment.sections import JSON_SUFFIXES, STEP, TOTAL, ScriptMetricsSpec
+from slurmtrain.model.experiment.tracking import JSON_SUFFIXES, STEP, TOTAL, ScriptMetricsSpec
 from slurmtrain.model.run.events.base import is_text
 
 LONGEST_LINE = 4096

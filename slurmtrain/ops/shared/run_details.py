@@ -17,7 +17,7 @@ from slurmtrain.model.environment import (
     kinds_of,
     package_changes,
 )
-from slurmtrain.model.experiment.profile import NSYS, TORCH
+from slurmtrain.model.experiment.sections import NSYS, TORCH
 from slurmtrain.model.query.fields import iso
 from slurmtrain.model.run.accounting import KINDS, summed
 from slurmtrain.model.run.events.agent_events import EnvironmentNoted, HelperFailed, PreflightDone, WorkersStarted

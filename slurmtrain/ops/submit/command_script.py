@@ -34,7 +34,7 @@ from slurmtrain.model.experiment.launcher import (
     split_command,
 )
 from slurmtrain.model.experiment.plan import Plan
-from slurmtrain.model.experiment.profile import TORCH
+from slurmtrain.model.experiment.sections import TORCH
 from slurmtrain.model.experiment.slurm_options import runs_in_container
 from slurmtrain.model.experiment.spec import Spec
 from slurmtrain.model.experiment.values import SHELL_KEYS

@@ -21,7 +21,7 @@ from slurmtrain.errors import SlurmtrainError
 from slurmtrain.model.experiment.chain import fill
 from slurmtrain.model.experiment.launcher import NodePlace
 from slurmtrain.model.experiment.plan import fill_command
-from slurmtrain.model.experiment.profile import NSYS
+from slurmtrain.model.experiment.sections import NSYS
 from slurmtrain.model.interruption.exit_report import AttemptOutcome, ExitReport
 from slurmtrain.model.interruption.members import Stage
 from slurmtrain.model.interruption.policy import Decision, Newest, PriorEnd

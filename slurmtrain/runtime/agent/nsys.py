@@ -11,7 +11,7 @@ import shutil
 from collections.abc import Sequence
 
 from slurmtrain.errors import LaunchError
-from slurmtrain.model.experiment.profile import NSYS
+from slurmtrain.model.experiment.sections import NSYS
 from slurmtrain.model.run.layout import NSYS_REPORTS, AttemptDir
 from slurmtrain.runtime.environment import variables
 from slurmtrain.system.files import make_directory

@@ -24,8 +24,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import FrameType
 
-from slurmtrain.model.experiment.sections import ScriptMetricsSpec
 from slurmtrain.model.experiment.spec import Spec
+from slurmtrain.model.experiment.tracking import ScriptMetricsSpec
 from slurmtrain.model.metrics.script_output import LineReader, OutputRow, StepCounter, reader_of
 from slurmtrain.model.run.events.rank_events import OutputUnderstood, ScriptProgressed, ScriptUnread
 from slurmtrain.model.run.layout import GUESSED_METRICS, METRICS, AttemptDir, SubmissionDir

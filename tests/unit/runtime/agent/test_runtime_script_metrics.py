@@ -18,7 +18,7 @@ import pytest
 from helpers.simulated_run import RUN_ID, SimulatedRun
 from helpers.site import until
 
-from slurmtrain.model.experiment.sections import ScriptMetricsSpec
+from slurmtrain.model.experiment.tracking import ScriptMetricsSpec
 from slurmtrain.model.run.layout import AttemptDir, RunDir, RunsRoot, SubmissionDir
 from slurmtrain.runtime.agent import script_metrics
 from slurmtrain.runtime.agent.script_metrics import Orders, OutputReader, OutputWatch, send_live

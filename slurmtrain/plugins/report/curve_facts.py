@@ -26,7 +26,7 @@ _READ, _AVERAGED = 20_000_000, 2_000_000
 
 
 def curve_facts(
-    workspace: Workspace, runs: Sequence[Run], metrics: Sequence[str], over: Sequence[str] = ()
+    workspace: Workspace, runs: Sequence[Run], metrics: Sequence[str], over: Sequence[str]
 ) -> tuple[dict[str, Any], list[str]]:
     """The curves, by metric, and sentences about what is left out.
 

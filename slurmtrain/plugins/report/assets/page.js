@@ -55,6 +55,7 @@ const Report = (() => {
     },
     /* A share from 0 to 1 as percent. */
     share: (value) => (known(value) ? `${Number((100 * value).toPrecision(3))} %` : "–"),
+    percent: (value) => format.share(known(value) ? value / 100 : null),
     bytes(value) {
       if (!known(value)) return "–";
       const units = ["B", "KiB", "MiB", "GiB", "TiB"];

@@ -281,7 +281,6 @@ Report.draws("run", (facts) => {
 
   const figure = (cost, value) => format.amount(value, unitOf(cost));
   const unitOf = (cost) => cost.currency ?? cost.unit ?? "";
-  const percent = (value) => (known(value) ? `${Number(value.toPrecision(3))} %` : null);
 
   function measureSection() {
     const measures = run.measures ?? {};
@@ -293,10 +292,10 @@ Report.draws("run", (facts) => {
       tile("tokens", "tokens_per_second", (value) => `${format.number(value)} /s`), tile("epoch", "epoch_seconds", format.duration),
       tile("waiting for data", "data_wait_share", format.share, "of a step"), tile("communication", "communication_share", format.share, "of a step"),
       tile("peak memory", "peak_memory_bytes", format.bytes, { gpu: "of a GPU, by torch", device: "of a whole GPU", process: "of a process" }[measures.memory]),
-      tile("GPU utilization", "gpu_utilization", percent), tile("power", "gpu_power_w", (value) => `${format.number(value)} W`, "of a GPU"),
+      tile("GPU utilization", "gpu_utilization", format.percent), tile("power", "gpu_power_w", (value) => `${format.number(value)} W`, "of a GPU"),
       tile("energy", "energy_kwh", (value) => `${format.number(value)} kWh`, "all GPUs, all attempts"), tile("MFU", "mfu", format.share, "of what its devices could compute"),
       // Without GPUs, this is of the nodes' processors.
-      known(measures.gpu_utilization) ? tile("", "") : tile("CPU utilization", "utilization", percent),
+      known(measures.gpu_utilization) ? tile("", "") : tile("CPU utilization", "utilization", format.percent),
     ].filter(({ value }) => known(value));
     if (!tiles.length) return;
     section("measures", "Measures", Report.tiles(tiles), slow.length ? element("p", {}, `Others wait for ${slow.join(", ")}.`) : null, rankChart(measures.ranks), rankTable(measures.ranks));

@@ -22,7 +22,7 @@ Report.draws("scale", (facts) => {
     samples: numeric("samples/s", "samples_per_second"),
     epoch: numeric("s/epoch", "epoch_seconds"),
     memory: numeric("memory", "memory_bytes", format.bytes, { title: "of the GPU or process that needed most" }),
-    utilization: numeric("utilization", "utilization", (percent) => format.share(percent / 100)),
+    utilization: numeric("utilization", "utilization", format.percent),
     speedup: numeric("speed-up", "speedup", hundredths),
     efficiency: numeric("efficiency", "efficiency", hundredths, { title: "the speed-up divided by how many times as many workers" }),
     communication: numeric("communication", "communication_share", format.share, { title: "its share of a step" }),

@@ -373,7 +373,7 @@
       numeric("an epoch", "epoch_seconds", format.duration), numeric("all steps", "total_seconds", format.duration),
       numeric("waiting for data", "data_wait_share", format.share), numeric("communication", "communication_share", format.share),
       numeric("memory", "memory_bytes", (bytes, run) => `${format.bytes(bytes)} of a ${run.memory}`),
-      numeric("utilization", "utilization", (percent) => format.share(percent / 100)),
+      numeric("utilization", "utilization", format.percent),
       numeric("GPU power", "gpu_power_w", (watts) => `${format.number(watts)} W`), numeric("energy", "energy_kwh", (energy) => `${format.number(energy)} kWh`),
       numeric("MFU", "mfu", format.share), numeric("hours for 1000 steps", "hours_per_1000_steps"),
       numeric("speed-up", "speedup"), numeric("of the ideal", "of_ideal", format.share),

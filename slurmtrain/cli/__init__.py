@@ -180,7 +180,7 @@ def cli(context: click.Context, runs: str | None, debug: bool) -> None:
     """From one YAML file to a finished training run, through every preemption.
 
     RUN is an id, the beginning of an id, a name, or @last. A name means its newest submission: one run or, if that was
-    a sweep, all its runs; so does the id of a sweep. A command for one run then says which of them it takes.
+    a sweep, all its runs; so does the id of a sweep. A command for one run then says which run it takes.
     """
     context.obj = {"runs": runs, "debug": debug}
 

@@ -276,7 +276,7 @@ def _comparison_rows(answer: Answer) -> Iterator[Sequence[Any]]:
 @options.some_runs_argument
 @click.option(
     "--by", metavar="METRIC", shell_complete=options.complete_metric,
-    help="The metric, or min:METRIC, METRIC@STEP, ...; by default that of the search, of keep.best, or the only one.",
+    help="The metric, or min:METRIC, METRIC@STEP, ...; by default the search's, keep.best's, or the only one.",
 )  # fmt: skip
 @options.larger_option
 @click.option("--top", metavar="N", type=click.IntRange(min=1), default=1, show_default=True, help="How many runs.")

@@ -105,7 +105,7 @@ def _describe_rest(workspace: Workspace, names: Sequence[str], selection: Select
     from slurmtrain.ops.query.select import objectives_of
 
     if unlisted := _states_of_unlisted(selection):
-        of_all = "'slurmtrain status --all' lists all, 'slurmtrain status NAME' those of a name"
+        of_all = "'slurmtrain status --all' lists all, 'slurmtrain status NAME' the runs of that name"
         remedy = "--limit lists more" if selection.cut else of_all
         output.note(f"{tables.describe_others(unlisted)}; {remedy}")
     if folded := [line["id"] for line in selection.lines if is_folded(line)]:

@@ -41,7 +41,7 @@ def after_sync(workspace: Workspace, runs: ListedRuns) -> list[str]:
     for run_id, listed in runs.fetch([*runs.worth_listing(0), *runs.ended_since(since)]).items():
         if time.monotonic() > end:
             break
-        # The notes on which facts were told are among the files of a run, and are deleted with them.
+        # The notes of told facts are among the files of a run, and are deleted with them.
         if listed.row["deleted_at"] is not None or _is_told(mailbox, workspace, listed):
             continue
         run = workspace.store.load(run_id)

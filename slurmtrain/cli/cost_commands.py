@@ -116,7 +116,7 @@ def _purpose_rows(total: Record) -> Iterator[tuple[str, str, str, str]]:
             share = f"{100 * total[purpose] / total['spent']:.1f} %"
             yield purpose, _amount(total, purpose), share, lost if purpose == "lost" and count else ""
     if total["idle"]:
-        yield "idle", _amount(total, "idle"), "", "so far, on nodes that compute nothing; partly in the others"
+        yield "idle", _amount(total, "idle"), "", "so far, on idle nodes; partly included above"
     if total["waiting_seconds"]:
         yield "waiting", "0", "", f"{formatting.duration(total['waiting_seconds'])} in the queue"
 
@@ -131,15 +131,15 @@ def describe_comparison(cost: Record) -> Iterator[str]:
         return
     saved = cost["saved_by_spot"]
     by_how_much = f"{formatting.amount(abs(saved), cost['currency'])} {cost['unit']}"
-    verdict = f"{by_how_much} were saved" if saved >= 0 else f"{by_how_much} would have been saved"
+    verdict = f"spot saved {by_how_much}" if saved >= 0 else f"on demand would have saved {by_how_much}"
     yield f"on demand, without interruptions: {_amount(cost, 'on_demand')} {cost['unit']}; {verdict}"
     rate = cost["break_even_interruptions_per_hour"]
     if rate is not None and cost["interruptions"]:
         lasting = formatting.duration(cost["hours_of_interruption"] * 3600)
         now = formatting.amount(cost["interruptions_per_hour"])
         yield (
-            f"on demand pays from {formatting.amount(rate)} interruptions an hour on nodes, at {lasting} lost to each; "
-            f"there were {now}"
+            f"on demand is cheaper above {formatting.amount(rate)} interruptions an hour on nodes, at {lasting} "
+            f"lost to each; there were {now}"
         )
 
 

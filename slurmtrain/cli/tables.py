@@ -251,7 +251,7 @@ def describe_estimate(price: Estimate) -> str:
         basis = f"{count} completed runs of that name" if count > 1 else "the completed run of that name"
         unit = price.unit if price.unit != price.currency else None
         expected = formatting.amount(price.expected, None if unit else price.currency)
-        parts.append(f"{expected} {price.unit} if they cost what {basis} did")
+        parts.append(f"{expected} {price.unit} at the mean cost of {basis}")
     return ", ".join(parts)
 
 

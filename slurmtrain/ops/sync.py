@@ -245,7 +245,7 @@ class _Sync:
                 after_sync = load_plugin(NOTICES, "after_sync")
                 self.synced.problems += after_sync(self._workspace, self.synced.observed.runs)
             except (SlurmtrainError, OSError) as error:
-                self.synced.problems.append(f"nobody is told about runs: {error}")
+                self.synced.problems.append(f"notifications failed: {error}")
 
     # --- first attempts -----------------------------------------------------------------------------------------------
 

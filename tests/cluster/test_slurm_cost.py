@@ -55,7 +55,7 @@ def test_of_several_partitions_a_run_costs_what_the_one_does_that_took_it(site: 
     if cluster.version() < (24, 11):
         # Slurm 22.05 does not tell the job.
         assert attempt["partition"] == "ondemand,spot"
-        problem = "which of the partitions ondemand, spot it had is unknown, and their prices differ"
+        problem = "it is unknown which of the partitions ondemand, spot it had, and their prices differ"
         assert (run["cost"]["problem"], run["cost"]["unit"]) == (problem, "node-hours")
         return
     price = {"spot": 8, "ondemand": 12}[attempt["partition"]]

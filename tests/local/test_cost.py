@@ -61,7 +61,7 @@ def test_three_real_preemptions_cost_what_the_attempts_have_spent_on_them(site: 
     hours = by_hand["lost"] / PREEMPTIONS / 3600
     assert cost["break_even_interruptions_per_hour"] == pytest.approx((1 - 8 / 12) / hours, rel=0.01)
     # What it costs as text, as a sum over all, and as another run of its name would be expected to.
-    assert site.call("cost", run_id).stdout.splitlines()[-1].startswith("on demand pays from ")
+    assert site.call("cost", run_id).stdout.splitlines()[-1].startswith("on demand is cheaper above ")
     total = site.json("cost")["total"]
     assert total == cost
     dry = site.json("submit", str(spec), "--dry-run", "--executor", "local")["price"]

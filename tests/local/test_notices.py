@@ -60,7 +60,7 @@ def test_a_receiver_that_does_not_answer_is_said_and_fails_no_run(site: Site, ho
     assert site.status(run_id)["state"] == "completed"
     # The job tells of its end when that can be seen already.
     until(lambda: (site.runs / ".notify" / "hook.json").exists(), "the answer of the receiver")
-    problem = "notify.hook did not take the last message: it answered HTTP 503"
+    problem = "notify.hook did not get the last message: it answered HTTP 503"
     assert problem in site.call("sync", code=None).stderr
     [event] = [json.loads(line) for line in site.call("watch", "--once", "--json", code=1).stdout.splitlines()]
     assert (event["kind"], event["message"]) == ("problem", problem)

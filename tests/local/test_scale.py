@@ -73,7 +73,7 @@ def test_a_study_of_a_script_that_reports_no_steps_says_so_and_is_not_submitted_
     failed = site.call(*words, "--wait", code=1)
     assert failed.stdout == ""
     assert (
-        "no run says how fast it was (2 runs: 2 completed); it needs two finished steps, reported by" in failed.stderr
+        "no run has recorded its speed (2 runs: 2 completed); it needs two finished steps, reported by" in failed.stderr
     )
     # The same again is the same study, unless a new one is asked for.
     site.call(*words, code=1)

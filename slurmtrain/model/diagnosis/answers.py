@@ -156,7 +156,7 @@ def _stops(run: Mapping[str, Any], activity: Activity, now: float, advice: list[
         yield run["reason"]
     if run["idle"] is not None:
         logs = f"`slurmtrain logs {run['id']}` shows its output"
-        advice.append(f"{logs}; with 'idle_after: 30m' in its spec, `watch` ends a run that does nothing for so long")
+        advice.append(f"{logs}; with 'idle_after: 30m' in the spec, `watch` ends such a run")
     at, gap_s = activity.last_step_at, activity.widest_gap_s
     is_paused = run["reason"].startswith("paused")
     if at is not None and gap_s is not None and not is_paused and now - at > max(LEAST_S, TIMES * gap_s):

@@ -200,6 +200,6 @@ def price_of_nodes(
             raise NoPrice("its partition is unknown, and so is its price")
         costs = {prices.per_hour(name, kind.gpus, kind.gpu_type, shares) for name in names}
         if len(costs) > 1:
-            raise NoPrice(f"which of the partitions {', '.join(names)} it had is unknown, and their prices differ")
+            raise NoPrice(f"it is unknown which of the partitions {', '.join(names)} it had, and their prices differ")
         total += kind.count * costs.pop()
     return total / sum(kind.count for kind in alike)

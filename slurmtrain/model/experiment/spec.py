@@ -181,7 +181,7 @@ class Spec:
         if self.idle_after is not None and not self.tracking.system_metrics:
             yield (
                 "idle_after",
-                "nodes must note how busy they are: set 'tracking.system_metrics' to true, or remove this",
+                "idle runs are found by the load of nodes: set 'tracking.system_metrics' to true, or remove this",
             )
         lead, limit = self.requeue.lead, self.resources.time
         if lead is not None and limit is not None and lead >= limit:

@@ -220,7 +220,7 @@ def why_elected(elected: str, networks: Sequence[Mapping[str, Any]]) -> str:
 
     rules: Sequence[tuple[Callable[[Mapping[str, Any]], bool], str]] = (
         (equal("pinned", False), "the spec names its interface"),
-        (equal("speed_mbps", fastest), "the fastest by its links"),
+        (equal("speed_mbps", fastest), "the one with the fastest links"),
         (lambda each: (each.get("measured_mb_per_s") or rate) * _EQUAL_RATE >= rate, "the fastest as measured"),
         (equal("mtu", 0), "as fast as the next, with larger packets"),
     )
@@ -228,7 +228,7 @@ def why_elected(elected: str, networks: Sequence[Mapping[str, Any]]) -> str:
         others = [each for each in others if is_equal(each)]
         if not others:
             return phrase
-    return "as good as the next: their families and names decide"
+    return "as good as the next; chosen by address family and name"
 
 
 def better_unproved_networks(probed: Sequence[Network], elected: int) -> list[Network]:

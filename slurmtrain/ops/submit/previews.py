@@ -151,14 +151,14 @@ def _estimate(workspace: Workspace, spec: SpecFile, executor: str) -> Estimate:
 def _highest_cost(prices: Prices, plan: Plan, pack: Pack | None, executor: str) -> float:
     """The most that one attempt of a plan can cost. Raises NoPrice."""
     if plan.spec.resources.time is None:
-        raise NoPrice("nothing limits it without 'resources.time'")
+        raise NoPrice("there is no limit without 'resources.time'")
     shares = (1.0, 1.0) if pack is None else (1 / pack.runs, pack.gpu_sets / pack.runs)
     per_hour = 0.0
     for part in outer_variables.placed(plan).components:
         resources = part.spec.resources
         names = str(named_options(part.spec.slurm).get("partition") or "").split(",") if executor != LOCAL else [LOCAL]
         if not any(names):
-            raise NoPrice("'slurm.partition' does not say which partition's price it has")
+            raise NoPrice("set 'slurm.partition', since the price depends on it")
         # Slurm may choose the dearest of several.
         node = max(prices.per_hour(name, resources.gpus_per_node, resources.gpu_type, shares) for name in names if name)
         per_hour += resources.allocated.max * node

@@ -118,7 +118,7 @@ class Mailbox:
         for name in self.receivers:
             with contextlib.suppress(OSError, PathError, ValueError, KeyError, TypeError):
                 if why := str(json.loads(read_checked(self.directory / f"{name}.json"))["why"]):
-                    problems.append(f"notify.{name} did not take the last message: {cleaned(why)}")
+                    problems.append(f"notify.{name} did not get the last message: {cleaned(why)}")
         return problems
 
 

@@ -71,7 +71,7 @@ def follow_orders() -> None:
     try:
         problems = notify(Path(orders["directory"]), Path(orders["config"]))
     except (SlurmtrainError, OSError, KeyError) as error:
-        problems = [f"nobody was told: {error}"]
+        problems = [f"the notification failed: {error}"]
     for problem in problems:
         print(f"slurmtrain: {problem}", file=sys.stderr, flush=True)
 

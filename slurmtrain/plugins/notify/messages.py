@@ -24,7 +24,7 @@ _MARKDOWN = re.compile(r"([\\`*_{}\[\]()#+\-!|>~<])")
 # After these, a run is started again by itself without anything being wrong with it.
 _INTERRUPTIONS = frozenset({"preempted", "timeout", "node_fail", "cancelled", "completed", "grow", None})
 _VERBS = {
-    "started": "has started", "failed": "has failed", "completed": "has completed", "idle": "does nothing",
+    "started": "has started", "failed": "has failed", "completed": "has completed", "idle": "is idle",
     "given_up": "has failed again, and will not be restarted", "preempted": "was preempted",
 }  # fmt: skip
 _PRIORITIES = {"failed": "4", "given_up": "4", "idle": "4"}

@@ -168,7 +168,7 @@ def _declared_families() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
         f"The part of gpu_seconds that trained nothing that was kept, {_KINDS}",
         (*_PLACE, "kind"),
     )
-    yield "gpu_energy_joules_total", COUNTER, "Energy that GPUs have taken while they had ranks", _PLACE
+    yield "gpu_energy_joules_total", COUNTER, "Energy used by GPUs while ranks ran on them", _PLACE
     yield "tracker_unsent_runs", GAUGE, "Runs with facts that a tracker lacks", ()
     yield "tracker_failing_runs", GAUGE, "Runs that a tracker refused the last time", ("tracker",)
     yield "tracker_sent_timestamp_seconds", GAUGE, "When something was last sent to a tracker", ()
@@ -185,8 +185,8 @@ def _declared_families() -> Iterator[tuple[str, str, str, tuple[str, ...]]]:
     yield "run_started_timestamp_seconds", GAUGE, "When it first started on nodes", _RUN
     yield "run_checkpoint_timestamp_seconds", GAUGE, "When its newest checkpoint was saved", _RUN
     yield "run_checkpoint_steps", GAUGE, "The step of that checkpoint", _RUN
-    yield "run_idle_timestamp_seconds", GAUGE, "Since when it has been idle; absent if it is not", _RUN
-    yield "run_gpu_utilization_ratio", GAUGE, "How busy its GPUs were when nodes last looked, on average", _RUN
+    yield "run_idle_timestamp_seconds", GAUGE, "Time since which it has been idle; absent if it is not", _RUN
+    yield "run_gpu_utilization_ratio", GAUGE, "Mean utilization of its GPUs in the newest sample", _RUN
     yield "run_gpu_memory_bytes", GAUGE, "Memory in use on all of its GPUs together", _RUN
     yield "run_gpu_power_watts", GAUGE, "Power of all of its GPUs together", _RUN
 

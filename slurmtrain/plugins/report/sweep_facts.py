@@ -211,7 +211,7 @@ def _doubts_of_best(
         return ["there is no best run: no metric's name says which values are better, and neither a search nor "
                 "'checkpoint.keep.best' names one; 'slurmtrain best' takes --by with --max or --min"]  # fmt: skip
     if line["best"] is None:
-        return [f"there is no best run: none that has not failed has logged {objective.metric!r}"]
+        return [f"there is no best run: apart from failed runs, none has logged {objective.metric!r}"]
     if not completed:
-        return [f"none of the {len(records)} runs has completed: the best is so far only"]
+        return [f"none of the {len(records)} runs has completed, so the best run is provisional"]
     return []

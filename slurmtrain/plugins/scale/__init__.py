@@ -107,7 +107,9 @@ def scale_command(
         flags = zip(_FOR_SPECS, (again, dry_run, parallel, executor), strict=True)
         needless += [name for name, value in flags if value]
         if needless:
-            raise click.UsageError(f"{subject} is no spec, and only a spec can be run: leave {', '.join(needless)} out")
+            raise click.UsageError(
+                f"{subject} is not a spec, and only a spec can be run: leave {', '.join(needless)} out"
+            )
         study = find_study(workspace, subject)
         return _show(workspace, study, request, form, waits=waits, html=html)
     chosen = workspace.config.choose_executor(executor)
@@ -129,7 +131,9 @@ def _preview(workspace: Workspace, study: StudySpec, *, as_json: bool) -> int:
     output.warn(previewed.notes)
     output.print_json(previewed.to_json()) if as_json else tables.print_preview(previewed)
     if study.runs:
-        output.note(f"{len(study.runs)} of these runs exist, and the study goes on with them; --again submits all anew")
+        output.note(
+            f"{len(study.runs)} of these runs exist, and the study continues with them; --again submits a new study"
+        )
     return 0
 
 

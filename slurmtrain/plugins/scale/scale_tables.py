@@ -20,11 +20,11 @@ from slurmtrain.plugins.scale.study_points import ONE_KIND, BatchKey
 # An epoch may end in part of a batch: so much less is counted than the key of the batch says.
 _ROUGHLY = 0.75
 RULE = (
-    "to double them is worth its cost if that takes a larger part from the time than it adds to the cost: if training "
+    "doubling them is worth its cost if it saves a larger share of the time than it adds to the cost: if training "
     "becomes more than 1.5 times as fast"
 )
 """How :func:`advise` decides."""
-LONELY = "one size alone says nothing about others"
+LONELY = "a single size says nothing about others"
 
 
 class RunSize(NamedTuple):
@@ -385,7 +385,7 @@ def advise(series: ScaleSeries) -> str:
     worth = fit.worthwhile()
     if worth.value >= fit.limit:
         return (
-            f"{begin}; by the law of this fit each doubling is worth its cost up to {worth.value:.0f}, "
+            f"{begin}; by this fit, each doubling is worth its cost up to {worth.value:.0f}, "
             f"{fit.limit // fit.most} times the most that were measured{_in_most_fits(worth, fit.limit)}"
         )
     extrapolated = " (extrapolated)" if worth.value > fit.most else ""
@@ -398,4 +398,4 @@ def _in_most_fits(worth: Range, limit: int) -> str:
     if worth.low is None or worth.high is None or worth.low == worth.high:
         return ""
     beyond = " or more" if worth.high >= limit else ""
-    return f"; between {worth.low:.0f} and {worth.high:.0f}{beyond} in nine tenths of repeated fits"
+    return f"; between {worth.low:.0f} and {worth.high:.0f}{beyond} in 90 % of repeated fits"

@@ -295,7 +295,7 @@ def describe_law(fit: ScalingFit, unit: str) -> list[str]:
             fitted += f", {name} {fit.communication(fit.most).text('{:.0%}'.format)} of a step"
         lines.append(fitted)
     if fit.counts == 2 and not (fit.weak or fit.is_split):
-        lines.append("two sizes do not tell communication from what is serial: a third one does")
+        lines.append("two sizes cannot separate communication from serial time: add a third")
     elif fit.is_exact:
         lines.append(
             f"{fit.counts} sizes determine the terms exactly: the uncertainty is how much steps "

@@ -91,10 +91,12 @@ class ScalingStudy:
             begin = f"study {self.name} is not complete ({counts})"
             return f"{begin}; 'slurmtrain scale {self.name} --wait' waits, and prints the tables"
         if not tables.is_measured:
-            raise SlurmtrainError(f"{self.name}: no run says how fast it was ({counts}); {REASONS['steps_per_second']}")
+            raise SlurmtrainError(
+                f"{self.name}: no run has recorded its speed ({counts}); {REASONS['steps_per_second']}"
+            )
         if tables.is_complete:
             return ""
-        return f"{counts}; 'slurmtrain resume {self.name}' starts those again that have ended early"
+        return f"{counts}; 'slurmtrain resume {self.name}' restarts runs that ended early"
 
 
 def read_study(
@@ -149,7 +151,7 @@ def _load_study(
         raise UserError(f"{path} has a search, which chooses its own runs: leave 'sweep.search' out")
     written = base.inputs.document.data.get("sweep") if base.inputs is not None else None
     if isinstance(written, dict) and written.get("points") is not None:
-        raise UserError(f"{path} has 'sweep.points', and so has a study: vary these keys in another way")
+        raise UserError(f"{path} has 'sweep.points', which a study sets itself: vary these keys in another way")
     plan = base.runs[0].plan
     settings = study_settings(plan.spec, plan.content, request)
     points = write_yaml([dict(each) for each in settings], flow=True).splitlines()[0]
@@ -201,7 +203,7 @@ def continue_study(workspace: Workspace, study: StudySpec) -> ScalingStudy:
             resumed = resume_failed(workspace, failed)
         except SlurmtrainError as error:
             # The others of the study go on, and their tables are worth having.
-            begun.notes.append(f"what has ended early cannot start again now: {error}")
+            begun.notes.append(f"runs that ended early cannot be restarted now: {error}")
         else:
             begun.resumed = resumed.run_ids
             begun.notes += [*resumed.notes, *resumed.problems]

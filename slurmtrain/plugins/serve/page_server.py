@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 _NAMES = frozenset(("127.0.0.1", "localhost", "::1"))
-_REFUSAL = "403 Forbidden: open the address that this server has printed; its token is a new one each time.\n"
+_REFUSAL = "403 Forbidden: open the address that this server has printed; each server has a new token.\n"
 # A browser that has lost the connection tries again after so many milliseconds.
 _RETRY_MS = 2000
 # How long answers may go on when the server ends, in seconds; pages that follow runs end at once.

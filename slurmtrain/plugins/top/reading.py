@@ -342,7 +342,7 @@ def _write_report(workspace: Workspace, name: str) -> Outcome:
 
     observed = observe(workspace, ask_slurm=False)
     path = write_page(choose_facts(workspace, observed, Question(names=(name,), for_programs=True)))
-    return Outcome(f"{path.absolute()} is written: open it in a browser, or see it live with 'slurmtrain serve'")
+    return Outcome(f"{path.absolute()} was written: open it in a browser, or see it live with 'slurmtrain serve'")
 
 
 def _cancel_all(workspace: Workspace, sweep: str) -> Outcome:

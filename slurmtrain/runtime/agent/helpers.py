@@ -88,7 +88,7 @@ class Teller:
         try:
             return HelperProcess(module, orders, variables.environment_of_helper(), IGNORED) if module else None
         except OSError as error:
-            print(f"slurmtrain: nobody is told about the run: {describe_os_error(error)}", file=sys.stderr, flush=True)
+            print(f"slurmtrain: notifications are not sent: {describe_os_error(error)}", file=sys.stderr, flush=True)
             return None
 
     def end(self, *, in_grace: bool) -> None:

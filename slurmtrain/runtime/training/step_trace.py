@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from slurmtrain.runtime.job.process_group import RankGroup
 
 _NAME = re.compile(r"rank-[0-9]{1,9}\.steps-([0-9]{1,18})-([0-9]{1,18})\.json\.gz")
-_UNKNOWN = "no rank's own time was measured before, so that the slowest is unknown: only rank 0 is traced"
+_UNKNOWN = "the slowest rank is unknown, since no rank's own time was measured before: only rank 0 is traced"
 
 
 class StepTracer:

@@ -244,13 +244,13 @@ GPUS = (
         (["resources.gpu_type=a100", "slurm.partition=gpu"], "at most 1,440 EUR per attempt"),
         (["slurm.partition=gpu"], "unknown cost: partition gpu has no price for GPUs of an unknown type"),
         (["resources.gpu_type=h100", "slurm.partition=gpu"], "unknown cost: partition gpu has no price for h100"),
-        (["slurm.partition=null"], "unknown cost: 'slurm.partition' does not say which partition's price it has"),
-        (["resources.time=null"], "unknown cost: nothing limits it without 'resources.time'"),
+        (["slurm.partition=null"], "unknown cost: set 'slurm.partition', since the price depends on it"),
+        (["resources.time=null"], "unknown cost: there is no limit without 'resources.time'"),
         (["--sweep", "params.seed=1,2,3"], "at most 720.00 EUR per attempt"),
         (["--sweep", "params.seed=1,2,3,4", "--sweep", "pack=2", "resources.nodes=1", "resources.spares=0",
           "resources.cpus_per_proc=1"], "at most 160.00 EUR per attempt"),
-        (["name=gpt"], "at most 240.00 EUR per attempt, 50.58 EUR if they cost what 2 completed runs of that name did"),
-        (["name=gpt", "--sweep", "params.seed=1,2"], "at most 480.00 EUR per attempt, 101.16 EUR if they cost what 2"),
+        (["name=gpt"], "at most 240.00 EUR per attempt, 50.58 EUR at the mean cost of 2 completed runs of that name"),
+        (["name=gpt", "--sweep", "params.seed=1,2"], "at most 480.00 EUR per attempt, 101.16 EUR at the mean cost"),
         (["resources.components=[{nodes: 1, slurm: {partition: spot}}, {nodes: 2, slurm: {partition: dear}}]",
           "resources.nodes=3", "resources.spares=0"], "at most 260.00 EUR per attempt"),
     ],
@@ -286,7 +286,7 @@ def test_a_preview_creates_nothing_and_needs_no_prices(run: Run, root: Path, tmp
     assert out.splitlines() == shown_in_docs("$ slurmtrain submit --dry-run exp.yaml")
     (root / "slurmtrain.yaml").write_text("")
     _, out, _ = run("submit", "exp.yaml", "--dry-run", "--executor", "slurm")
-    assert out.splitlines()[-1] == "25.3 GPU-hours if they cost what 2 completed runs of that name did"
+    assert out.splitlines()[-1] == "25.3 GPU-hours at the mean cost of 2 completed runs of that name"
 
 
 def test_what_others_have_named_is_printed_without_its_control_characters(run: Run, root: Path) -> None:

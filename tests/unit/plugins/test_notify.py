@@ -242,7 +242,7 @@ def test_a_receiver_that_fails_is_said_and_tried_again_later_and_not_for_ever(
     hook.answers = [503]
     box.deliver(run, [NOTICE, replace(NOTICE, key="other")], set())
     assert len(hook.requests) == 1, "a receiver that failed is spared for now"
-    assert box.problems() == ["notify.hook did not take the last message: it answered HTTP 503"]
+    assert box.problems() == ["notify.hook did not get the last message: it answered HTTP 503"]
     box.deliver(run, [NOTICE], set())
     assert len(hook.requests) == 1, "it is too early"
     monkeypatch.setattr(delivery, "_AGAIN_S", 0.0)

@@ -120,5 +120,5 @@ def test_a_directory_that_cannot_be_written_is_a_problem_and_no_error(listening:
     listening.root.notices.rmdir()
     listening.root.notices.write_text("")
     [problem] = sync(listening).problems
-    assert problem.startswith("nobody is told about runs: ")
+    assert problem.startswith("notifications failed: ")
     assert hook.requests == []

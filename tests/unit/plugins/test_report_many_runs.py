@@ -258,9 +258,9 @@ def test_a_sweep_without_results_says_so(tmp_path: Path) -> None:
     ]
     assert (facts["best"], facts["curves"], facts["groups"]) == (None, {}, [])
     write_run(workspace, 3, params={"lr": 3}, sweep=SWEEP, state="running", metrics={"speed": 1.0})
-    assert "none that has not failed has logged 'val_acc'" in facts_of(workspace, SWEEP)["notes"][0]
+    assert "apart from failed runs, none has logged 'val_acc'" in facts_of(workspace, SWEEP)["notes"][0]
     write_run(workspace, 4, params={"lr": 4}, sweep=SWEEP, state="running", metrics={"val_acc": 0.5})
-    assert facts_of(workspace, SWEEP)["notes"] == ["none of the 4 runs has completed: the best is so far only"]
+    assert facts_of(workspace, SWEEP)["notes"] == ["none of the 4 runs has completed, so the best run is provisional"]
     for number in (11, 12):
         write_run(workspace, number, "other", params={"lr": number}, sweep="othersweep", metrics={"speed": number})
     assert "no metric's name says which values are better" in facts_of(workspace, "othersweep")["notes"][0]

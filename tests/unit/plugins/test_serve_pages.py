@@ -138,7 +138,7 @@ def test_whoever_lacks_the_token_or_names_another_server_learns_nothing(root: Wo
         names = ("localhost:9999", "127.0.0.1", "[::1]:1")
         accepted = [client.ask("/", Cookie=cookie, Host=host).status for host in names]
     assert {(answer.status, answer.body) for answer in refused} == {
-        (403, b"403 Forbidden: open the address that this server has printed; its token is a new one each time.\n")
+        (403, b"403 Forbidden: open the address that this server has printed; each server has a new token.\n")
     }
     assert not any("set-cookie" in answer.headers or "server" in answer.headers for answer in refused)
     assert accepted == [200, 200, 200]

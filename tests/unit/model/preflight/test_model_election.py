@@ -172,10 +172,10 @@ JOURNALED: dict[str, Any] = {
 @pytest.mark.parametrize(
     ("other", "why"),
     [
-        ({"speed_mbps": 1000}, "the fastest by its links"),
+        ({"speed_mbps": 1000}, "the one with the fastest links"),
         ({"measured_mb_per_s": 20.0}, "the fastest as measured"),
         ({"measured_mb_per_s": 80.0, "mtu": 1500}, "as fast as the next, with larger packets"),
-        ({}, "as good as the next: their families and names decide"),
+        ({}, "as good as the next; chosen by address family and name"),
         ({"proved": False, "speed_mbps": 100_000}, "the only one that connects all nodes"),
         ({"speed_mbps": None, "measured_mb_per_s": None, "mtu": 1500}, "as fast as the next, with larger packets"),
     ],

@@ -272,7 +272,7 @@ def test_resources_may_be_anything_that_a_journal_holds(resources: Any) -> None:
         ("other", {}, "partition other has no price: prices.partitions.other"),
         ("gpu", {}, "partition gpu has no price for nodes without GPUs: prices.partitions.gpu.node_hour"),
         ("", {}, "its partition is unknown, and so is its price"),
-        ("both,spot", {}, "which of the partitions both, spot it had is unknown, and their prices differ"),
+        ("both,spot", {}, "it is unknown which of the partitions both, spot it had, and their prices differ"),
         ("spot,twin", {}, None),
         (
             "gpu",

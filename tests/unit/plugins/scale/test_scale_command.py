@@ -101,7 +101,7 @@ def test_a_browser_shows_the_tables_and_the_law(root: Path, tmp_path: Path, caps
 
 def test_a_single_run_is_no_study(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = call(root, capsys, "scale", "0000000001")
-    assert (code, out.splitlines()[-1]) == (0, "one size alone says nothing about others: a study needs two at least")
+    assert (code, out.splitlines()[-1]) == (0, "a single size says nothing about others: a study needs two at least")
 
 
 def test_runs_that_have_not_begun_have_no_tables_and_the_next_command_is_named(
@@ -117,7 +117,7 @@ def test_runs_that_have_not_begun_have_no_tables_and_the_next_command_is_named(
     [
         (["nobody"], "there is no run 'nobody'"),
         (["nobody.yaml", "--nodes", "1,2"], "nobody.yaml: this file does not exist"),
-        ([SWEEP, "--nodes", "1,2"], "is no spec, and only a spec can be run: leave --nodes out"),
+        ([SWEEP, "--nodes", "1,2"], "is not a spec, and only a spec can be run: leave --nodes out"),
         ([SWEEP, "params.lr=1", "--again"], "leave params.lr=1, --again out"),
         ([SWEEP, "--batch-key", "params.batch"], "the spec has no key 'params.batch'; did you mean"),
         ([SWEEP, "--json", "--markdown"], "--json and --markdown exclude each other"),

@@ -114,13 +114,13 @@ def test_the_advice_names_the_efficiency_of_the_largest_and_the_most_that_are_wo
     assert advise(series).startswith("8 GPUs: 0.92 efficient; ")
     assert "more than 32 cost more than they save" in advise(series) or "up to 32" in advise(series)
     begun = make_tables([ran(1, 1.0), ran(2, None, state="running", ended=False)], None)
-    assert advise(begun.series[0]).endswith("one size alone says nothing about others: a study needs two at least")
+    assert advise(begun.series[0]).endswith("a single size says nothing about others: a study needs two at least")
     pair = make_tables([ran(1, 1.0, gpus=False), ran(2, 0.9, gpus=False)], None).series[0]
     assert advise(pair) == "2 processes: 0.56 efficient; more than 1 cost more than they save"
     assert describe_law(pair.fit, pair.unit) == [
         "a step takes 0.8 s + 0.2 s / n (Amdahl's law)",
         "fitted at 2 processes: efficiency 0.56",
-        "two sizes do not tell communication from what is serial: a third one does",
+        "two sizes cannot separate communication from serial time: add a third",
         "the uncertainty is unknown: there are too few steps to tell how much they scatter",
     ]
     assert advise(make_tables([ran(1, None), ran(2, None)], None).series[0]) == (

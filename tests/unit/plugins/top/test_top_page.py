@@ -180,7 +180,7 @@ def test_a_page_about_the_selected_run_is_written_and_its_path_is_shown(
     async def driver(app: TopApp, pilot: Pilot[int]) -> None:
         await pilot.press("w")
         await until(pilot, lambda: any("report-" in text for text in notices(app)))
-        assert any(f"{tmp_path}/report-" in text and "is written" in text for text in notices(app))
+        assert any(f"{tmp_path}/report-" in text and "was written" in text for text in notices(app))
 
     drive(root, driver)
     [page] = tmp_path.glob("report-*.html")

@@ -12,7 +12,7 @@ from helpers.ranks import Pair
 from torch import nn
 
 from slurmtrain.runtime.job.process_group import RankGroup
-from slurmtrain.runtime.training.communication import CommunicationSampler
+from slurmtrain.runtime.training.profiling import CommunicationSampler
 
 SIZE = 4096
 

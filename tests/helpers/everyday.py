@@ -111,7 +111,7 @@ TESTS_OF = {
         "cluster/test_slurm_interruptions.py", "cluster/test_slurm_forks.py",
     ),
     "slurmtrain/runtime/code/": ("local/test_code.py", "local/test_repeat.py", "cluster/test_slurm_code.py"),
-    "slurmtrain/runtime/training/communication.py": ("local/test_measures.py",),
+    "slurmtrain/runtime/training/profiling.py": ("local/test_measures.py",),
     "slurmtrain/ops/shared/run_measures.py": ("local/test_measures.py",),
     "slurmtrain/runtime/training/loader.py": (
         "local/test_loader.py", "local/test_stops.py", "cluster/test_slurm_stops.py",

@@ -39,11 +39,11 @@ from slurmtrain.runtime.environment.variables import use_loopback
 from slurmtrain.runtime.job.process_group import RankGroup
 from slurmtrain.runtime.job.run_reader import read_interruptions
 from slurmtrain.runtime.job.torch_private import check_version, import_checkpoints
-from slurmtrain.runtime.training.communication import CommunicationSampler
 from slurmtrain.runtime.training.loader import Loaders
 from slurmtrain.runtime.training.loop import this_ranked_worker
 from slurmtrain.runtime.training.parallel import Shares
 from slurmtrain.runtime.training.passes import hardware_of
+from slurmtrain.runtime.training.profiling import CommunicationSampler, StepTracer
 from slurmtrain.runtime.training.steps import SteppedTraining
 from slurmtrain.runtime.training.strategy_interface import Strategy
 from slurmtrain.system.interpreter import STRATEGIES, load_plugin, without_collection
@@ -282,9 +282,6 @@ class Session(SteppedTraining):
                 self._metrics.open(attempt.metrics)
             profile = self._plan.spec.profile if self._plan else None
             if profile is not None and profile.steps is not None:
-                # Imported here: torch's profiler is of no use to most runs.
-                from slurmtrain.runtime.training.step_trace import StepTracer
-
                 self._tracer = StepTracer(profile.steps, attempt, self._ranks)
             self._write_first(SessionStarted(world_size=self.world_size, device=str(self.device)))
             if (compared := with_backend(self._strategy.hardware, elected)) is not None:

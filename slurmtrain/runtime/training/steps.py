@@ -20,18 +20,17 @@ from slurmtrain.model.run.events.rank_events import RankMeasured, SharesChosen, 
 from slurmtrain.runtime.checkpoint import rng
 from slurmtrain.runtime.checkpoint.rng import share_random_numbers
 from slurmtrain.runtime.environment.node import Worker
-from slurmtrain.runtime.training.communication import CommunicationSampler
 from slurmtrain.runtime.training.loop import PAUSE, TrainingLoop, check_limit, logger
 from slurmtrain.runtime.training.module_watch import StepTime, SynchronyWatch
 from slurmtrain.runtime.training.parallel import ParallelTraining
 from slurmtrain.runtime.training.passes import hardware_of
+from slurmtrain.runtime.training.profiling import CommunicationSampler, StepTracer
 
 if TYPE_CHECKING:
     from slurmtrain.model.experiment.plan import Plan
     from slurmtrain.runtime.checkpoint.checkpointer import Checkpointer
     from slurmtrain.runtime.job.process_group import RankGroup
     from slurmtrain.runtime.training.loader import Loader
-    from slurmtrain.runtime.training.step_trace import StepTracer
 
 T = TypeVar("T")
 

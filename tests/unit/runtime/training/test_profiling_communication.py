@@ -7,8 +7,8 @@ import torch
 
 from slurmtrain.model.metrics.step_figures import RecordedActivity, communication_share
 from slurmtrain.runtime.job.torch_private import RecordedEvent
-from slurmtrain.runtime.training import communication
-from slurmtrain.runtime.training.communication import CommunicationSampler, activity_of
+from slurmtrain.runtime.training import profiling
+from slurmtrain.runtime.training.profiling import CommunicationSampler, activity_of
 
 CPU = torch.device("cpu")
 MARK = "slurmtrain step"
@@ -104,6 +104,6 @@ def test_a_profiler_that_cannot_start_ends_the_measurement_and_not_the_training(
         def start(self) -> None:
             raise RuntimeError("CUPTI is in use")
 
-    monkeypatch.setattr(communication, "profile", Refused)
+    monkeypatch.setattr(profiling, "profile", Refused)
     assert recorded(CommunicationSampler(CPU), 30) == []
     assert caplog.text.count("CUPTI is in use") == 1

@@ -14,7 +14,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from slurmtrain.model.run.events.rank_events import StepsTraced
 from slurmtrain.model.run.layout import AttemptDir, RunDir
-from slurmtrain.runtime.training.step_trace import StepTracer, choose_ranks
+from slurmtrain.runtime.training.profiling import StepTracer, choose_ranks
 
 
 class Group:

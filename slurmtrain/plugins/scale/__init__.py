@@ -16,8 +16,8 @@ from slurmtrain.ops.shared.workspace import Workspace
 
 if TYPE_CHECKING:
     from slurmtrain.plugins.scale.studies import ScalingStudy, StudySpec
-    from slurmtrain.plugins.scale.study_columns import TableText
     from slurmtrain.plugins.scale.study_points import StudyRequest
+    from slurmtrain.plugins.scale.study_text import TableText
 
 _SUFFIXES = (".yaml", ".yml")
 # Options that only a spec can have, in the order of the arguments of the command.
@@ -185,7 +185,7 @@ def _show(
         html: Where to write a page; None: nowhere.
     """
     from slurmtrain.plugins.scale.studies import read_tables
-    from slurmtrain.plugins.scale.study_columns import TableText
+    from slurmtrain.plugins.scale.study_text import TableText
 
     output.warn(study.notes)
     study.notes.clear()

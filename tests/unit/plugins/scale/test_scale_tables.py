@@ -11,8 +11,8 @@ from slurmtrain.ops.query.performance import Performance
 from slurmtrain.ops.shared.run_measures import Measures
 from slurmtrain.plugins.scale.scale_tables import StudyRun, StudyTables, advise, make_tables
 from slurmtrain.plugins.scale.scaling_law import describe_law
-from slurmtrain.plugins.scale.study_columns import TableText
 from slurmtrain.plugins.scale.study_points import BY_SPEED, MIXED, BatchKey
+from slurmtrain.plugins.scale.study_text import TableText
 
 BATCH = BatchKey("params.batch_size")
 

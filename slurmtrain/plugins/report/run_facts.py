@@ -11,7 +11,7 @@ from slurmtrain.cli.status_commands import attempt_facts, attempt_problems
 from slurmtrain.errors import PathError
 from slurmtrain.history import read_history, read_rows
 from slurmtrain.model.metrics.chart import rollbacks, thinned
-from slurmtrain.model.metrics.curves import Curve, Points
+from slurmtrain.model.metrics.curves import Points
 from slurmtrain.model.metrics.step_times import FinishedStep, distribution_of, step_times
 from slurmtrain.model.preflight.election import why_elected
 from slurmtrain.model.query.fields import iso
@@ -122,18 +122,14 @@ def _curve_facts(run: Run, directory: RunDir, problems: list[str]) -> Facts:
     chosen = names[:_METRICS]
     columns = max(20, min(_COLUMNS, _POINTS // (4 * max(1, len(chosen)))))
     since = run.started_at or 0.0
-    metrics = [{"name": name, **_curve_json(history.curves[name], columns, since)} for name in chosen]
+    metrics = []
+    for name in chosen:
+        kept, replayed = history.curves[name].kept, list(rollbacks(history.curves[name]))
+        # All parts together have half as much room as the curve.
+        each = max(2, columns // (2 * max(1, len(replayed))))
+        parts = [_drawn_points(part, each, since) for part in replayed[-columns:]]
+        metrics.append({"name": name, "kept": _drawn_points(kept, columns, since), "replayed": parts})
     return {"since": since, "metrics": metrics, "left_out": names[_METRICS:]}
-
-
-def _curve_json(curve: Curve, columns: int, since: float) -> Facts:
-    replayed = list(rollbacks(curve))
-    # All parts together have half as much room as the curve.
-    each = max(2, columns // (2 * max(1, len(replayed))))
-    return {
-        "kept": _drawn_points(curve.kept, columns, since),
-        "replayed": [_drawn_points(part, each, since) for part in replayed[-columns:]],
-    }
 
 
 def _drawn_points(points: Points, columns: int, since: float) -> Facts:

@@ -1,6 +1,6 @@
-"""What a run asked for, against what it used, and the request that would have sufficed. Pure.
+"""The resources that a run requested and used, and the request that would have sufficed. Pure.
 
-Memory, CPUs and GPUs are those of one node, the one that needed the most, since requests are per node too.
+Memory, CPUs and GPUs are per node, as requests are: the figures of the node that needed the most.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MARGINS: Mapping[str, float] = {"memory": 0.2, "cpus": 0.0, "gpus": 0.0, "time":
 _MEGABYTE, _MIB, _GIB = 1e6, 1 << 20, 1 << 30
 # A request that is larger than what suffices by less than this share is right.
 _FITS = 0.25
-# With fewer samples, nobody knows what was used between them.
+# Fewer samples say too little about the use between them.
 _LEAST_SAMPLES = 5
 # CPU cores as they were busy except for so large a share of the samples.
 _RARE = 0.05
@@ -42,7 +42,7 @@ class Usage:
         resource: One of :data:`RESOURCES`.
         requested: How much it asked for; None: it did not say, or takes what there is.
         used: How much it used at most; of CPUs, on average; None: unknown.
-        suffices: How much would have sufficed, with the margin; None: nobody knows yet.
+        suffices: How much would have sufficed, with the margin; None: not known yet.
         unit: ``bytes``, ``cores``, ``GPUs`` or ``seconds``.
         margin: What ``suffices`` has beyond the use, as a share.
         request: The same as a spec has it, such as ``mem: 12GB``; None: unknown.
@@ -150,7 +150,7 @@ def judge_usage(resources: Mapping[str, Any], nodes: Sequence[NodeUse], elapsed:
 
 
 def _read(parse: Callable[[Any], int], value: Any) -> int | None:
-    """An amount as a plan has it; None if it has none, or one that nobody can read."""
+    """An amount as a plan has it; None if there is none, or it cannot be read."""
     with suppress(ValueError):
         return None if value is None else parse(value)
     return None

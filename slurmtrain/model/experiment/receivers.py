@@ -1,4 +1,4 @@
-"""The section `notify` of the configuration: who is told what becomes of runs."""
+"""The section `notify` of the configuration: the receivers of messages about runs."""
 
 from __future__ import annotations
 

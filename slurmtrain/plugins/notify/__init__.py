@@ -1,1 +1,1 @@
-"""Telling people what becomes of their runs: ``notify`` in the configuration, from ``watch``, ``sync`` and jobs."""
+"""Messages about runs, which jobs, ``watch`` and ``sync`` send to the receivers in the configuration (``notify``)."""

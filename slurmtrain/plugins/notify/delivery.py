@@ -1,4 +1,4 @@
-"""Bringing messages to receivers, each fact once, whoever is killed.
+"""Sending messages to receivers, each fact once, even if a sender is killed.
 
 A fact may be noticed by several processes: node 0's helper, ``watch``, somebody's ``sync``, on several machines. The
 one that creates the file ``notices/FACT.RECEIVER.1`` in the run's directory (O_EXCL) sends the message, and then
@@ -45,7 +45,7 @@ _CLAIMED_S = 600.0
 # How often a message is tried, and how long to wait after the first failure; five times as long after each further one.
 _TRIES = 5
 _AGAIN_S = 60.0
-# What is older is told nobody any more: a receiver that was wrong for days must not get everything at once.
+# Older facts are not sent: a receiver that failed for days must not get everything at once.
 OLDEST_S = 86400.0
 """How old a fact may be that is still told."""
 _LONGEST_ANSWER = 1024
@@ -67,7 +67,7 @@ class Mailbox:
     directory: Path
 
     def begin(self) -> float:
-        """When somebody was first told of runs here, in seconds since 1970: what was before is told nobody.
+        """When notifications began in this runs root, in seconds since 1970: earlier facts are not sent.
 
         Raises OSError, PathError.
         """

@@ -1,4 +1,4 @@
-"""The process by which node 0's agent tells people about its run, when ranks start and after its end.
+"""The process that sends messages about a run for the agent of node 0, when ranks start and after its end.
 
 Its orders are a line of JSON on standard input: the run's directory, and the configuration file that names receivers,
 which is read here: no secret travels. It ends by itself, at the latest after a time that no receiver can extend.
@@ -39,7 +39,7 @@ def _read_run(directory: RunDir) -> Run:
 
 
 def notify(directory: Path, config: Path) -> list[str]:
-    """Tell receivers what there is to tell of a run; returns what is wrong with them.
+    """Send the messages about a run that are due; returns the problems of receivers.
 
     Args:
         directory: The run's.

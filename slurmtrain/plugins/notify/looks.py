@@ -1,4 +1,4 @@
-"""What a ``sync`` tells of the runs that it has looked at, and the command that tries receivers."""
+"""The messages that ``sync`` sends about the runs it has read, and the command that tests receivers."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOOK_S = 30.0
 
 
 def after_sync(workspace: Workspace, runs: ListedRuns) -> list[str]:
-    """Tell receivers what is new about runs; returns what is wrong with receivers.
+    """Send receivers what is new about runs; returns the problems of receivers.
 
     Args:
         workspace: Where the runs are.
@@ -48,7 +48,7 @@ def after_sync(workspace: Workspace, runs: ListedRuns) -> list[str]:
         if run is None or run.unreadable:
             continue
         notices = [*notices_of(run), *_idle(workspace, listed, run)]
-        # Of a run that is gone or cannot be written, nobody needs to be told.
+        # A run whose directory is gone or cannot be written needs no message.
         with contextlib.suppress(OSError, PathError):
             fresh = [notice for notice in notices if notice.at >= since]
             mailbox.deliver(workspace.root.run(run_id), _explained(workspace, runs, run, fresh, mailbox), failed)

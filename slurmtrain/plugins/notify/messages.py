@@ -1,4 +1,4 @@
-"""What there is to tell of a run, and how a message looks to each kind of receiver. Pure."""
+"""The messages about a run, and their form for each kind of receiver. Pure."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def cleaned(text: str) -> str:
 
 
 def notices_of(run: Run) -> list[Notice]:
-    """What there is to tell of a run by its journals, whoever wants to know; idleness is not in them.
+    """All notices about a run according to its journals, which do not record idleness.
 
     Args:
         run: The run, with what starts it again.

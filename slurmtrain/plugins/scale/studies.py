@@ -162,7 +162,7 @@ def _load_study(
     try:
         return load(path, named, sweep, max_runs=max_runs)
     except SpecError as error:
-        # What a study sets is written by nobody, and too long to be read.
+        # The settings of a study are generated, and too long to read.
         mistakes = [
             replace(each, where="a run of the study") if "(points=[" in each.where else each for each in error.mistakes
         ]

@@ -158,7 +158,7 @@ class LivePages:
             await asyncio.sleep(max(0.0, self._next_at - time.monotonic()))
 
     async def close(self) -> None:
-        """End: whoever follows a page is told nothing more."""
+        """End: open pages get no more events."""
         self._is_over = True
         async with self._news:
             self._news.notify_all()

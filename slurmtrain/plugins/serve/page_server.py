@@ -248,7 +248,7 @@ class PageServer:
     ) -> None:
         self._server.should_exit = True
         if self._loop is not None:
-            # Streams that nobody ends would be waited for.
+            # Otherwise the server would wait for open streams.
             with contextlib.suppress(RuntimeError):
                 asyncio.run_coroutine_threadsafe(self._pages.close(), self._loop)
         self._thread.join()

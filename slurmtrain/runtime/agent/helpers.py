@@ -74,12 +74,12 @@ class Teller:
     """Has people told about a run, by processes that the agent waits for only when the run is over."""
 
     def __init__(self, directory: RunDir, config: str) -> None:
-        """``directory``: the run's. ``config``: the path of the file that says who is told; empty: nobody is."""
+        """``directory``: the run's. ``config``: the path of the file with the receivers; empty: there are none."""
         self._directory = directory
         self._config = config
 
     def begin(self) -> HelperProcess | None:
-        """Start to tell what there is to tell now; None if there is nobody, or the process cannot be started."""
+        """Start to send the messages that are due; None if there are no receivers, or the process cannot be started."""
         if not self._config:
             return None
         # A process of its own, as receivers may take long to answer. Nothing that runs inside a job imports it.

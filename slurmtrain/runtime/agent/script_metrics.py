@@ -88,7 +88,7 @@ class Orders:
 
 
 def guess_reader() -> LineReader:
-    """A reader of lines that nobody has described."""
+    """A reader that guesses metrics, for output without a pattern."""
     # Its expressions take longer to compile than all else that an agent needs of this module, and few agents need them.
     from slurmtrain.model.metrics.guessed_lines import GuessReader
 
@@ -302,7 +302,7 @@ _END_IN_GRACE_S = 1.0
 # How long ranks that could start wait for the run's id on the server.
 _BEGIN_S = 15.0
 _POLL_S = 0.1
-# How often the agent looks at the output of a script that nobody has described, and at how much of what is new.
+# How often the agent reads the output of a script without a pattern, and how much of the new output.
 _SAMPLE_S = 1.0
 _SAMPLE_BYTES = 1 << 14
 _SAMPLE_LINES = 100

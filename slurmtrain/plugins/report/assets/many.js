@@ -153,7 +153,7 @@
       Report.section("days", "Days",
         element("div", { class: "controls" }, shown.map((kind) => Report.tick(`days/${kind}`, kind, kind !== "queue", (value) => { hidden[value ? "delete" : "add"](kind); stack.redraw(); }))),
         Report.legend(shown.map((kind) => [kind, colour(kind)])), stack,
-        element("p", { class: "note" }, `Days are those of ${facts.zone}, where this page was made.`));
+        element("p", { class: "note" }, `Days are in the time zone ${facts.zone}, where this page was made.`));
     }
     Report.section("interruptions", "Interruptions", ...interruptions(facts));
     Report.runs.costSection(facts);

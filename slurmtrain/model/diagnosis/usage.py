@@ -140,12 +140,12 @@ def judge_usage(resources: Mapping[str, Any], nodes: Sequence[NodeUse], elapsed:
     ranks = requested.get("procs_per_node") or gpus or 1
     cores = ranks * requested["cpus_per_proc"] if requested.get("cpus_per_proc") else None
     return [
-        _memory(
+        _memory_usage(
             _read(parse_node_memory, requested.get("mem")), nodes, is_known=is_known, ran_out="oom" in elapsed.causes
         ),
-        _cpus(cores, ranks, nodes, is_known=is_known),
-        _gpus(gpus, nodes, is_known=is_known),
-        _time(_read(parse_duration, requested.get("time")), elapsed),
+        _cpu_usage(cores, ranks, nodes, is_known=is_known),
+        _gpu_usage(gpus, nodes, is_known=is_known),
+        _time_usage(_read(parse_duration, requested.get("time")), elapsed),
     ]
 
 
@@ -156,12 +156,12 @@ def _read(parse: Callable[[Any], int], value: Any) -> int | None:
     return None
 
 
-def _memory(request_mib: int | None, nodes: Sequence[NodeUse], *, is_known: bool, ran_out: bool) -> Usage:
+def _memory_usage(request_mib: int | None, nodes: Sequence[NodeUse], *, is_known: bool, ran_out: bool) -> Usage:
     requested, used = request_mib * _MIB if request_mib else None, _most(each.memory_bytes for each in nodes)
     usage, margin = Usage(resource="memory", unit="bytes", requested=requested, used=used), MARGINS["memory"]
     of_request = "" if requested is None else f" of {_write_memory(requested)}"
     if ran_out:
-        # What it would have needed never was in use.
+        # More than was ever in use would have been needed.
         return replace(usage, why=f"it ran out of memory{f' with {_write_memory(requested)}' if requested else ''}")
     if used is None:
         return usage
@@ -171,11 +171,11 @@ def _memory(request_mib: int | None, nodes: Sequence[NodeUse], *, is_known: bool
     suffices = _up(used * (1 + margin) / _GIB, _STEPS_GIB) * _GIB
     request = f"mem: {_write_memory(suffices)}"
     return replace(
-        usage, suffices=suffices, margin=margin, request=request, why=why + _advice(usage, suffices, request)
+        usage, suffices=suffices, margin=margin, request=request, why=why + _request_advice(usage, suffices, request)
     )
 
 
-def _cpus(requested: int | None, ranks: int, nodes: Sequence[NodeUse], *, is_known: bool) -> Usage:
+def _cpu_usage(requested: int | None, ranks: int, nodes: Sequence[NodeUse], *, is_known: bool) -> Usage:
     used, busy = _most(each.cores for each in nodes), _most(each.busy_cores for each in nodes)
     usage = Usage(resource="cpus", unit="cores", requested=requested, used=None if used is None else round(used, 2))
     if used is None or busy is None:
@@ -186,13 +186,13 @@ def _cpus(requested: int | None, ranks: int, nodes: Sequence[NodeUse], *, is_kno
         return replace(usage, why=why)
     each = max(1, math.ceil(busy / ranks))
     request = f"cpus_per_proc: {each}"
-    advice = _advice(usage, each * ranks, request)
+    advice = _request_advice(usage, each * ranks, request)
     return replace(usage, suffices=each * ranks, request=request, why=why + advice)
 
 
-def _gpus(requested: int, nodes: Sequence[NodeUse], *, is_known: bool) -> Usage:
+def _gpu_usage(requested: int, nodes: Sequence[NodeUse], *, is_known: bool) -> Usage:
     if not requested:
-        # What it can see besides is not its own.
+        # Other GPUs that it can see are not its own.
         return Usage(resource="gpus", unit="GPUs", requested=requested)
     used = _most(each.gpus_used for each in nodes)
     shares = [each.utilization for each in nodes if each.utilization is not None]
@@ -222,7 +222,7 @@ def _gpu_request(count: int, is_known: bool) -> str | None:
     return f"gpus_per_node: {count}" if is_known else None
 
 
-def _time(request_s: int | None, elapsed: Elapsed) -> Usage:
+def _time_usage(request_s: int | None, elapsed: Elapsed) -> Usage:
     usage = Usage(resource="time", unit="seconds", requested=request_s, used=elapsed.longest)
     if elapsed.longest is None:
         return usage
@@ -238,11 +238,11 @@ def _time(request_s: int | None, elapsed: Elapsed) -> Usage:
         why += f"; all attempts together ran for {format_span(elapsed.total)}"
     suffices = max(_LEAST_TIME_S, _up(needs * (1 + MARGINS["time"]), _STEPS_S))
     request = f'time: "{write_duration(int(suffices))}"'
-    advice = _advice(usage, suffices, request)
+    advice = _request_advice(usage, suffices, request)
     return replace(usage, suffices=suffices, margin=MARGINS["time"], request=request, why=why + advice)
 
 
-def _advice(usage: Usage, suffices: float, request: str) -> str:
+def _request_advice(usage: Usage, suffices: float, request: str) -> str:
     """What to ask for, if that is something else, as the end of a sentence."""
     if usage.requested is not None and suffices <= usage.requested <= suffices * (1 + _FITS):
         return ""
@@ -255,7 +255,7 @@ def _most(values: Iterable[float | None]) -> float | None:
 
 
 def _up(amount: float, steps: Sequence[tuple[float, float]]) -> float:
-    """The next larger amount that people would write. ``steps``: up to which amount they write multiples of what."""
+    """The next larger amount that people would write. ``steps``: amounts, each with the unit of amounts up to it."""
     step = next(step for most, step in steps if amount <= most)
     return math.ceil(round(amount / step, 6)) * step
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any
@@ -17,14 +16,9 @@ LOCAL = "local"
 
 _PRICE = kinds.finite_number(0)
 # Slurm takes other names too, but none with a comma, which separates partitions.
-_PARTITION = re.compile(r"[^\s,\x00-\x1f\x7f]+")
+_check_partition = kinds.matching(r"[^\s,\x00-\x1f\x7f]+", "expected the name of a partition, found {!r}")
 _MOST_OF_CURRENCY = 12
 _GPUS = "gpus_per_node"
-
-
-def _check_partition(name: object) -> None:
-    if not isinstance(name, str) or not _PARTITION.fullmatch(name):
-        raise ValueError(f"expected the name of a partition, found {name!r}")
 
 
 def _check_gpu(name: object) -> None:

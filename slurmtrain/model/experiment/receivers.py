@@ -13,7 +13,6 @@ STATES = ("started", "failed", "completed", "given_up", "idle", "preempted")
 """What somebody can be told of."""
 FORMATS = ("slack", "discord", "ntfy", "json")
 """The forms of a message to a URL of http or https."""
-_NAME = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 # The only interpolation that is needed here: of a variable that holds the secret.
 VARIABLE = re.compile(r"\$\{oc\.env:([A-Za-z_][A-Za-z0-9_]*)\}")
 """A URL that is in an environment variable."""
@@ -21,10 +20,8 @@ _MAIL = re.compile(r"mailto:[^\s@,;<>]+@[^\s@,;<>]+")
 _WAYS = ("to", "url_file", "command")
 
 
-def check_receiver_name(name: object) -> None:
-    """Raise ValueError unless ``name`` can name a receiver: files are named by it, and messages name it."""
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        raise ValueError("expected a short name in lower case, such as 'slack'")
+check_receiver_name = kinds.matching(r"[a-z][a-z0-9_-]{0,39}", "expected a short name in lower case, such as 'slack'")
+"""The check of the name of a receiver: files are named by it, and messages name it."""
 
 
 def _check_url(text: str) -> None:

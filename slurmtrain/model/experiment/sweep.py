@@ -468,16 +468,6 @@ class SweepCost:
         hours = f"{runs}, at most {self.gpu_hours:,.1f} GPU-hours and {self.node_hours:,.1f} node-hours per attempt"
         return f"{hours}, and {self.without_limit} of them without a time limit" if self.without_limit else hours
 
-    def to_json(self) -> dict[str, Any]:
-        """This in JSON; sums that nothing bounds are null."""
-        bounded = not self.without_limit
-        return {
-            "runs": self.runs,
-            "node_hours": self.node_hours if bounded else None,
-            "gpu_hours": self.gpu_hours if bounded else None,
-            "runs_without_limit": self.without_limit,
-        }
-
     def excess(self, most_runs: int, most_gpu_hours: float) -> str:
         """Which limit this exceeds, as half a sentence that names its key in the configuration; empty if none.
 

@@ -154,7 +154,8 @@ class GuessReader:
         if mark is None and line.lstrip().startswith("{") and places.has_bar:
             self._waiting.update(metrics)
             return None
-        return places.row(mark or places.epoch_as_mark(line), metrics, is_validation=_is_validation(line))
+        is_validation = _VALIDATION.search(line) is not None and _TRAINING.search(line) is None
+        return places.row(mark or places.epoch_as_mark(line), metrics, is_validation=is_validation)
 
     def _is_no_log(self, line: str) -> bool:
         """Whether a line is part of a traceback, a warning, code, a command, or of another rank."""
@@ -280,10 +281,6 @@ class _Places:
     def _has_begun_again(self, before: int, step: int) -> bool:
         is_later = None not in (self._epoch, self._epoch_of_step) and self._epoch != self._epoch_of_step
         return step < before or (is_later and step == before and self._main is not None and self._main[0] != "epoch")
-
-
-def _is_validation(line: str) -> bool:
-    return _VALIDATION.search(line) is not None and _TRAINING.search(line) is None
 
 
 def _step_mark(line: str) -> _Mark | None:

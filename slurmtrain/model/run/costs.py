@@ -258,12 +258,14 @@ def cost_json(
     unit = currency if charges.money is not None else None
     amounts = _amounts(charges, unit, has_gpus)
     spent = sum(amounts.values())
+    # What an hour of the idle attempt costs.
+    rate = sum(_amounts(idle[0], unit, has_gpus).values()) / idle[0].hours if idle and idle[0].hours else 0.0
     return {
         "currency": unit,
         "unit": unit or (GPU_HOURS if has_gpus else NODE_HOURS),
         "spent": spent,
         **{purpose: amounts.get(purpose, 0.0) for purpose in PURPOSES},
-        "idle": _rate(idle[0], unit, has_gpus) * idle[1] / _HOUR_S if idle else None,
+        "idle": rate * idle[1] / _HOUR_S if idle else None,
         "waiting_seconds": charges.waiting_s,
         "hours": charges.hours,
         "node_hours": sum(charges.node_hours.values()),
@@ -276,7 +278,9 @@ def cost_json(
 def _interruptions_json(charges: Charges, lost: float, spent: float) -> dict[str, Any]:
     """What interruptions cost, and what the same would have cost without them; ``lost`` of what was ``spent``."""
     count = sum(charges.interruptions.values())
-    hours_lost = _share(charges.node_hours, LOST) * charges.hours / count if count else None
+    on_nodes = sum(charges.node_hours.values())
+    share = charges.node_hours.get(LOST, 0.0) / on_nodes if on_nodes else 0.0
+    hours_lost = share * charges.hours / count if count else None
     paid, on_demand = charges.outside
     kept = None if charges.on_demand is None else sum(charges.on_demand.get(each, 0.0) for each in KEPT)
     is_compared = kept is not None and on_demand > 0
@@ -299,13 +303,3 @@ def _amounts(charges: Charges, currency: str | None, has_gpus: bool) -> Mapping[
     if currency is not None and charges.money is not None:
         return charges.money
     return charges.gpu_hours if has_gpus else charges.node_hours
-
-
-def _rate(charges: Charges, currency: str | None, has_gpus: bool) -> float:
-    """What an hour costs."""
-    return sum(_amounts(charges, currency, has_gpus).values()) / charges.hours if charges.hours else 0.0
-
-
-def _share(amounts: Mapping[str, float], name: str) -> float:
-    total = sum(amounts.values())
-    return amounts.get(name, 0.0) / total if total else 0.0

@@ -165,10 +165,9 @@ def _summed_up(bills: Sequence[_Bill], currency: str | None, notes: Sequence[str
 
 def _unpriced(bills: Sequence[_Bill]) -> list[Record]:
     counts = Counter(bill.total.problem for bill in bills)
-    sums = {problem: add_up(bill.total for bill in bills if bill.total.problem == problem) for problem in counts}
-    records = [{"problem": problem, "runs": counts[problem], **_hours(charges)} for problem, charges in sums.items()]
+    records = []
+    for problem, count in counts.items():
+        total = add_up(bill.total for bill in bills if bill.total.problem == problem)
+        hours = {"node_hours": sum(total.node_hours.values()), "gpu_hours": sum(total.gpu_hours.values())}
+        records.append({"problem": problem, "runs": count, **hours})
     return sorted(records, key=itemgetter("runs"), reverse=True)
-
-
-def _hours(charges: Charges) -> dict[str, float]:
-    return {"node_hours": sum(charges.node_hours.values()), "gpu_hours": sum(charges.gpu_hours.values())}

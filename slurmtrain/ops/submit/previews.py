@@ -72,11 +72,19 @@ class Preview:
             for run in self.runs
         ]
         search = {"search": self.search.to_dict()} if self.search is not None else {}
+        # Sums that nothing bounds are null.
+        bounded = not self.cost.without_limit
+        limits = {
+            "runs": self.cost.runs,
+            "node_hours": self.cost.node_hours if bounded else None,
+            "gpu_hours": self.cost.gpu_hours if bounded else None,
+            "runs_without_limit": self.cost.without_limit,
+        }
         return {
             "schema": 1,
             "runs": runs,
             **search,
-            "cost_per_attempt": self.cost.to_json(),
+            "cost_per_attempt": limits,
             "price": self.price.to_json(),
         }
 

@@ -51,7 +51,7 @@ _UNKNOWN = "the slowest rank is unknown, since no rank's own time was measured b
 
 
 def _start_profile(device: torch.device) -> Any:
-    """A profiler that has begun, when the GPU has done what it had to do. Raises RuntimeError."""
+    """A profiler that has begun, after all earlier work of the GPU. Raises RuntimeError."""
     activities = [ProfilerActivity.CPU]
     if device.type == "cuda":
         activities.append(ProfilerActivity.CUDA)

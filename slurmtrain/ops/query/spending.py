@@ -66,7 +66,7 @@ def spending_of(workspace: Workspace, runs: ListedRuns, question: Question) -> S
     """
     selection = select_runs(workspace, runs, replace(question, for_programs=True, put_away=True))
     if not selection.runs:
-        raise UserError("no run meets the conditions, so there are no costs")
+        raise UserError("there are no such runs, so nothing was spent")
     own = workspace.root.path.name if workspace.config.shared_root is not None else ""
     attempts: dict[str, Sequence[Attempt]] = {}
     attempts |= workspace.store.charged_attempts([run["id"] for run in selection.runs if run.get("user", own) == own])

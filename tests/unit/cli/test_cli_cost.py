@@ -181,7 +181,7 @@ def test_runs_without_a_price_are_named_and_are_in_no_sum(run: Run, root: Path) 
     ("arguments", "sentence"),
     [
         (["nothing"], "there is no run 'nothing'"),
-        (["--where", "state = failed"], "no run meets the conditions"),
+        (["--where", "state = failed"], "there are no such runs"),
         (["--where", "stat = failed"], "none of these runs has a field 'stat'"),
         (["--since", "soon"], "'soon' is not a time"),
         (["--csv", "--json"], "--csv and --json exclude each other"),

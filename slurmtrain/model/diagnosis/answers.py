@@ -25,8 +25,6 @@ IDLE_GPU = 10.0
 _BUSY_CPU = 90.0
 # Saves that take a larger share of the time of training are slow.
 _SLOW_SAVES = 0.1
-# A run that has not finished a step for this long after its start is worth a word.
-_LONG_START_S = 300.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

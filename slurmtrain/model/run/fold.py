@@ -22,7 +22,7 @@ from slurmtrain.model.run.events.base import AnyEvent, select
 from slurmtrain.model.run.journal_lines import Progress, read_event
 from slurmtrain.model.run.layout import attempt_of, split_attempt
 from slurmtrain.model.run.outcome import began_at, describe_next_start, is_over, reason_given_up
-from slurmtrain.model.run.run import APART, ENDED, Attempt, Run, replace
+from slurmtrain.model.run.run import APART, ENDED, Attempt, Checkpoint, Run, replace
 
 Events = Callable[[], Iterable[AnyEvent]]
 # Events that say how many steps there will be.
@@ -34,6 +34,22 @@ def fold(run_id: str, events: Iterable[AnyEvent], progress: Mapping[str, Progres
     builder = RunBuilder(run_id)
     builder.add(events)
     return builder.build(progress)
+
+
+class _History(NamedTuple):
+    """What a run and its timelines are built from.
+
+    ``events``: in order. ``facts``: about each attempt, by its key; ``started``: about attempts that have begun, which
+    are the ``attempts``, in order. ``guesses``: of the output of attempts. ``reported``: the progress of the others.
+    """
+
+    events: Sequence[AnyEvent]
+    facts: Mapping[str, AttemptFacts]
+    guesses: Mapping[str, rank_events.OutputUnderstood]
+    reported: Mapping[str, Progress]
+    attempts: Sequence[Attempt]
+    started: Mapping[str, AttemptFacts]
+    checkpoints: Sequence[Checkpoint]
 
 
 class RunBuilder:
@@ -75,26 +91,20 @@ class RunBuilder:
 
         ``progress``: of each attempt according to its metrics, by the name of its directory.
         """
-        # Before anything is read from the history: events may have come in any order.
-        self._follow_checkpoints()
-        events = sorted(self._events, key=lambda event: event.order)
-        facts = group_by_attempt(events, self._saves)
+        history = self._history(progress)
+        events, facts, checkpoints = history.events, history.facts, history.checkpoints
         cancels = select(events, command_events.CancelRequested)
-        cancelled_at = [cancel.time for cancel in cancels]
-        guesses = _understood_outputs(facts)
-        # What is guessed is shown, but no attempt is judged by it.
-        reported = {key: each for key, each in progress.items() if key not in guesses}
-        ordered, started = _begun_attempts(facts, reported, cancelled_at)
-        checkpoints = self._checkpoints.checkpoints(ordered)
         created = next(iter(select(events, command_events.RunCreated)), None)
         origin = created.payload if created else command_events.RunCreated()
-        attempts = _with_resources(accounted(ordered, started, reported, checkpoints), origin, events)
+        attempts = _with_resources(
+            accounted(history.attempts, history.started, history.reported, checkpoints), origin, events
+        )
         newest = attempts[-1] if attempts else None
         # A metric that the newest attempt has not logged yet keeps its earlier value.
         logged = [progress[attempt.key].metrics for attempt in attempts if attempt.key in progress]
         mlflow = select(events, command_events.MlflowRunLinked)
         totals = [event.payload.total_steps for event in events if isinstance(event.payload, _WITH_TOTALS)]
-        guess = _newest_guess(attempts, guesses, progress)
+        guess = _newest_guess(attempts, history.guesses, progress)
         unstarted = select(events, command_events.Unstarted)
         settings = _newest_settings(origin, events, attempts)
         # A row has at least one key, and the text.
@@ -108,7 +118,7 @@ class RunBuilder:
             plan_hash=origin.plan_hash,
             submitted_at=created.time if created else None,
             started_at=min((a.started_at for a in attempts if a.started_at is not None), default=None),
-            ended_at=cancelled_at[-1] if cancels else None,
+            ended_at=cancels[-1].time if cancels else None,
             step=next((a.last_step for a in reversed(attempts) if a.last_step is not None), guess.step),
             total_steps=totals[-1] if totals else guess.total,
             metrics={name: value for metrics in logged for name, value in metrics.items()},
@@ -119,7 +129,7 @@ class RunBuilder:
             attempts=attempts,
             checkpoints=checkpoints,
             # A cancel before the newest attempt began was about an earlier one: a person has resumed the run since.
-            cancelled=any(time >= (began_at(newest) if newest else 0.0) for time in cancelled_at),
+            cancelled=any(each.time >= (began_at(newest) if newest else 0.0) for each in cancels),
             end_reason=cancels[-1].payload.reason or "" if cancels else "",
             save_problem=newest.save_problem if newest else "",
             goodput=goodput(attempts),
@@ -140,14 +150,24 @@ class RunBuilder:
 
         ``progress``: as for :meth:`build`.
         """
+        history = self._history(progress)
+        return timelines(history.attempts, history.started, history.reported, history.checkpoints)
+
+    def _history(self, progress: Mapping[str, Progress]) -> _History:
+        # Before anything is read from the history of checkpoints: events may have come in any order.
         self._follow_checkpoints()
         events = sorted(self._events, key=lambda event: event.order)
         facts = group_by_attempt(events, self._saves)
-        cancelled_at = [cancel.time for cancel in select(events, command_events.CancelRequested)]
         guesses = _understood_outputs(facts)
-        progress = {key: each for key, each in progress.items() if key not in guesses}
-        ordered, started = _begun_attempts(facts, progress, cancelled_at)
-        return timelines(ordered, started, progress, self._checkpoints.checkpoints(ordered))
+        # Guesses are shown, but no attempt is judged by them.
+        reported = {key: each for key, each in progress.items() if key not in guesses}
+        cancelled_at = [cancel.time for cancel in select(events, command_events.CancelRequested)]
+        started = {key: group for key, group in facts.items() if not never_started(group)}
+        alone = {
+            key: read_attempt(key, group, reported.get(key, Progress()), cancelled_at) for key, group in started.items()
+        }
+        attempts = number_attempts(alone, started)
+        return _History(events, facts, guesses, reported, attempts, started, self._checkpoints.checkpoints(attempts))
 
     def to_dict(self) -> dict[str, Any]:
         """The builder's state as JSON."""
@@ -200,15 +220,6 @@ class RunBuilder:
             self._checkpoints.apply(event)
         self._followed = events[-1].order
         self._unfollowed = []
-
-
-def _begun_attempts(
-    facts: Mapping[str, AttemptFacts], progress: Mapping[str, Progress], cancels: Sequence[float]
-) -> tuple[list[Attempt], dict[str, AttemptFacts]]:
-    """The attempts that have begun, in order, and what is known about each."""
-    started = {key: group for key, group in facts.items() if not never_started(group)}
-    alone = {key: read_attempt(key, group, progress.get(key, Progress()), cancels) for key, group in started.items()}
-    return number_attempts(alone, started), started
 
 
 def _understood_outputs(facts: Mapping[str, AttemptFacts]) -> dict[str, rank_events.OutputUnderstood]:

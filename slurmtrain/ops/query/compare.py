@@ -48,6 +48,7 @@ from slurmtrain.ops.shared.workspace import Workspace
 from slurmtrain.system.files import read_json
 
 if TYPE_CHECKING:
+    from slurmtrain.model.metrics.columns import MetricSummary
     from slurmtrain.model.run.run import Run
     from slurmtrain.ops.shared.observe import ListedRuns
 
@@ -159,15 +160,9 @@ def put_side_by_side(
     loaded = workspace.store.load_all([record["id"] for record in records])
     compared = []
     for record in records:
-        of_run, run = summaries.get(record["id"], {}), loaded[record["id"]]
-        scores = {}
-        for name, larger_better in directions.items():
-            # A measure of a metric has no summary, and a metric has no best value if its name does not show it.
-            summary = of_run.get(name) if larger_better is not None else None
-            best = None if summary is None else (summary.max, summary.max_step)
-            if summary is not None and not larger_better:
-                best = (summary.min, summary.min_step)
-            scores[name] = Score(value_of(record, fields[name]), *(best or ()))
+        run = loaded[record["id"]]
+        bests = _best_values(summaries.get(record["id"], {}), directions)
+        scores = {name: Score(value_of(record, fields[name]), *bests.get(name, ())) for name in directions}
         settings = _settings(workspace, record, run, notes)
         compared.append(Compared(run.id, record["name"], record["state"], settings, scores))
     by_metric = criterion.name.removeprefix(_METRICS) if criterion else None
@@ -175,6 +170,18 @@ def put_side_by_side(
     comparison = compare_runs(compared, by_metric, larger=larger, over=question.over, any_state=any_state)
     ranged = [name for name in chosen if fields[name] != name]
     return Answer(comparison, criterion, chosen, ranged, notes)
+
+
+def _best_values(
+    summaries: Mapping[str, MetricSummary], directions: Mapping[str, bool | None]
+) -> dict[str, tuple[float | None, int | None]]:
+    """The best value of metrics and its step. ``directions``: whether larger values are better; None: not known."""
+    bests = {}
+    for name, larger in directions.items():
+        # A measure of a metric has no summary.
+        if larger is not None and (summary := summaries.get(name)) is not None:
+            bests[name] = (summary.max, summary.max_step) if larger else (summary.min, summary.min_step)
+    return bests
 
 
 def _settings(workspace: Workspace, record: Mapping[str, Any], run: Run, notes: list[str]) -> dict[str, Any]:

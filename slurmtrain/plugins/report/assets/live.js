@@ -23,6 +23,10 @@ no longer the newest ones. A page that nobody sees closes its connection, as bro
     else say("good", "live, ", Report.time(news.as_of));
   }
 
+  function sayBroken() {
+    say("bad", stream?.readyState === EventSource.CLOSED ? OVER : LOST);
+  }
+
   /* Whether a reader would lose something: text that is selected, or a list or button that is held down. */
   function isBusy() {
     const selection = getSelection();
@@ -50,7 +54,9 @@ no longer the newest ones. A page that nobody sees closes its connection, as bro
         sayNews();
       }
     } catch (error) {
-      say("bad", `not live: ${error.message}`);
+      // Without the server, the fetch fails too, with words that help nobody.
+      if (!stream || stream.readyState === EventSource.OPEN) say("bad", `not live: ${error.message}`);
+      else sayBroken();
     }
     isDrawing = false;
   }
@@ -66,7 +72,7 @@ no longer the newest ones. A page that nobody sees closes its connection, as bro
     stream = document.hidden ? null : new EventSource(events);
     if (!stream) return;
     stream.onmessage = hear;
-    stream.onerror = ({ target }) => say("bad", target.readyState === EventSource.CLOSED ? OVER : LOST);
+    stream.onerror = sayBroken;
   }
 
   document.addEventListener("DOMContentLoaded", () => document.body.append(sign));

@@ -88,7 +88,10 @@ def test_status_shows_each_run_and_sweep_at_any_width(root: Path, width: int) ->
         "3 times ValueError: the loss",
     ):
         assert fact in together, fact
-    assert "and 6 more: 6 completed; 'slurmtrain status --all' lists all, 'slurmtrain status NAME' those" in together
+    assert (
+        "and 6 more: 6 completed; 'slurmtrain status --all' lists all, 'slurmtrain status NAME' the runs of that name"
+        in together
+    )
     assert f"'slurmtrain status {SWEEP}' lists the runs of the sweep" in together
     assert "gone" not in together
     # Names that begin alike stay different.

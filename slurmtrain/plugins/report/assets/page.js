@@ -325,7 +325,8 @@ const Report = (() => {
 
   /* What the reader looks at and does; returns a function that restores it. */
   function remember() {
-    const anchor = [...document.querySelectorAll("section")].filter((section) => section.getBoundingClientRect().top <= innerHeight / 2).at(-1);
+    // The section at the top of the window, with some room for the padding above one that was jumped to.
+    const anchor = [...document.querySelectorAll("section")].filter((section) => section.getBoundingClientRect().top <= 100).at(-1);
     const offset = anchor?.getBoundingClientRect().top;
     const scrolled = [...landmarks(".scroll, pre")].filter(([, each]) => each.scrollLeft || each.scrollTop).map(([name, each]) => [name, each.scrollLeft, each.scrollTop]);
     const opened = [...landmarks("details")].map(([name, each]) => [name, each.open]);

@@ -269,10 +269,14 @@ def _run_facts(run: dict[str, Any]) -> Iterator[tuple[str, str]]:
     unknown = run["lost_steps"] is None and run["step"] is not None
     yield "lost steps", "?" if unknown else formatting.number(run["lost_steps"])
     yield "time", describe.describe_time(run["seconds"], run["goodput"])
-    yield "cost", describe.describe_cost(run["cost"])
+    # This machine has no price unless it is configured, and gives what was not asked for, too.
+    on_cluster = run["executor"] == "slurm"
+    if on_cluster or run["cost"]["currency"]:
+        yield "cost", describe.describe_cost(run["cost"])
     for usage in run["usage"]:
         # "time" says where it went.
-        yield usage["resource"].replace("time", "limit"), usage["why"]
+        if on_cluster or usage["asked"] is not None:
+            yield usage["resource"].replace("time", "limit"), usage["why"]
     yield "speed", describe.describe_speed(run["measures"])
     yield "slow ranks", describe.describe_slow_ranks(run["measures"])
     yield "params", formatting.params(run["params"])

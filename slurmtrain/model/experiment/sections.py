@@ -352,7 +352,7 @@ class ProfileSpec:
     def require(written: Mapping[str, Any]) -> None:
         """Raise ValueError unless it is ``written`` which steps torch's profiler traces."""
         if written.get("tool", TORCH) == TORCH and written.get("steps") is None:
-            raise ValueError("set 'steps' to the steps that are traced, such as [100, 110]")
+            raise ValueError("set 'steps', such as '[100, 110]', to the steps that are traced")
 
     def conflicts(self) -> Iterator[kinds.Conflict]:
         """Keys that contradict each other, and why."""

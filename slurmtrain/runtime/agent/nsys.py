@@ -6,7 +6,6 @@ a save (:class:`~.workers.RankProcesses`). It ends with the command's exit code.
 
 from __future__ import annotations
 
-import os
 import shutil
 from collections.abc import Sequence
 
@@ -33,7 +32,7 @@ def under_nsys(words: Sequence[str], attempt: AttemptDir, *, per_node: bool) -> 
     reports = attempt.run.attempts.glob(f"*/{attempt.profiles.name}/{NSYS_REPORTS}")
     if any(report.parent.parent.name != attempt.path.name for report in reports):
         return list(words)
-    if shutil.which(NSYS, path=os.environ.get("PATH", os.defpath)) is None:
+    if shutil.which(NSYS) is None:
         raise LaunchError(
             f"'profile: nsys' needs {NSYS} (NVIDIA Nsight Systems), which is not on PATH on this node; load it in "
             "'setup', such as `module load nsight-systems`, or remove 'profile'"

@@ -32,7 +32,7 @@ WRONG = [
 DEPENDS = re.compile(
     r"has no effect|needs 'glob'|exclude each other|how much more the run may get|there are no GPUs|nodes cannot grow"
     r"|oom.at_most' raises|replicates the model|a run ends with all of them|cannot share|neither a metric"
-    r"|divides layers|is less than"
+    r"|divides layers|is less than|steps that are traced"
 )
 
 

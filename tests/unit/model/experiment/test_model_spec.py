@@ -355,7 +355,7 @@ def test_a_key_is_completed_section_by_section(begun: str, expected: list[str]) 
 @pytest.mark.parametrize(
     ("keys", "place", "words"),
     [
-        ({"profile": "torch"}, "profile", "set 'steps' to the steps that are traced, such as [100, 110]"),
+        ({"profile": "torch"}, "profile", "set 'steps', such as '[100, 110]', to the steps that are traced"),
         ({"profile": {}}, "profile", "set 'steps'"),
         ({"profile": {"steps": [9, 9]}}, "profile.steps", "the smaller one first, found [9, 9]"),
         ({"profile": {"steps": [1, 2.5]}}, "profile.steps", "expected two numbers of steps, found [1, 2.5]"),
